@@ -1,0 +1,87 @@
+# loqal: `make help` lists the targets. One Makefile, no configure step: what is on the machine is
+# found by compiling and linking a three-line program, and `make` says what it found.
+
+CXX      ?= g++
+PYTHON   ?= /usr/bin/python3
+MODE     ?= release
+JOBS     ?= $(shell nproc)
+BUILD    := build/$(MODE)
+MAKEFLAGS += --no-builtin-rules
+
+WARNINGS := -Wall -Wextra -Werror -Wno-missing-field-initializers
+# Never -ffast-math: NaN checks, resume and parity depend on IEEE arithmetic (design.md, Precision).
+CXXFLAGS := -std=c++20 $(WARNINGS) -I. -march=native -fno-strict-aliasing -fno-math-errno -pthread
+LDLIBS   := -lz -lpcre2-8 -pthread
+
+ifeq ($(MODE),release)
+  CXXFLAGS += -O3 -g1
+else ifeq ($(MODE),asan)
+  CXXFLAGS += -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else ifeq ($(MODE),tsan)
+  CXXFLAGS += -O1 -g -fsanitize=thread
+  WITH_DNNL := 0
+else ifeq ($(MODE),builtin)
+  CXXFLAGS += -O3
+  WITH_DNNL := 0
+else
+  $(error MODE=$(MODE): choose release, asan, tsan or builtin)
+endif
+
+# ---- optional libraries: found if a program that uses them compiles and links -----------------
+HASH := \#
+probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
+          $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
+  WITH_DNNL          ?= $(call probe,dnnl.hpp,-ldnnl -fopenmp)
+  WITH_SENTENCEPIECE ?= $(call probe,sentencepiece_processor.h,-lsentencepiece)
+endif
+CXXFLAGS += -DLOQAL_DNNL=$(WITH_DNNL) -DLOQAL_SENTENCEPIECE=$(WITH_SENTENCEPIECE)
+ifeq ($(WITH_DNNL),1)
+  LDLIBS += -ldnnl -fopenmp
+endif
+ifeq ($(WITH_SENTENCEPIECE),1)
+  LDLIBS += -lsentencepiece
+endif
+
+# ---- what is built -----------------------------------------------------------------------------
+LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc data/*.cc optim/*.cc \
+              model/*.cc async/*.cc))
+LIB_OBJ  := $(LIB_SRC:%.cc=$(BUILD)/%.o)
+TEST_SRC := $(wildcard test/*/*_test.cc)
+TEST_OBJ := $(TEST_SRC:%.cc=$(BUILD)/%.o)
+DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/tokenize_main.d
+# The release programs stand where the user types them; other modes keep theirs in their folder.
+BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
+
+.PHONY: all tests test quickstart bench lint format sanitize clean help summary
+.DELETE_ON_ERROR:
+
+all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
+
+$(BIN)/train: $(BUILD)/train.o $(LIB_OBJ)
+	$(CXX) $(CXXFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BIN)/tokenize: $(BUILD)/data/tokenize_main.o $(LIB_OBJ)
+	$(CXX) $(CXXFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/run_tests: $(TEST_OBJ) $(LIB_OBJ)
+	$(CXX) $(CXXFLAGS) $^ -o $@ -lgtest -lgtest_main $(LDLIBS)
+
+$(BUILD)/%.o: %.cc Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(FLAGS_$(notdir $<)) -MMD -MP -c $< -o $@
+
+# Without nvcc train.cu is plain C++.
+$(BUILD)/train.o: train.cu Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+
+# For omp_set_num_threads alone: oneDNN must not start threads of its own.
+FLAGS_gemm_dnnl.cc := -fopenmp
+
+tests: $(BIN)/train $(BIN)/tokenize $(BUILD)/run_tests
+
+clean:                ## remove everything that was built
+	rm -rf build train tokenize
+
+-include $(DEPS)

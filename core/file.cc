@@ -1,0 +1,260 @@
+#include "core/file.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+
+namespace loqal {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr size_t kBuffer = 1 << 20;
+
+[[noreturn]] void fail_errno(const std::string& path, const std::string& action, int error) {
+  fail(cat(path, ": cannot ", action, ": ", std::generic_category().message(error)));
+}
+
+/// Closes a descriptor whatever happens; for descriptors whose close() cannot lose data.
+struct Descriptor {
+  int fd;
+  Descriptor(const std::string& path, int flags) : fd(open(path.c_str(), flags | O_CLOEXEC)) {
+    if (fd < 0) fail_errno(path, "open", errno);
+  }
+  ~Descriptor() { close(fd); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+};
+
+/// Opens for reading; anything but a regular file is refused. Returns its size.
+int64_t regular_size(const Descriptor& file, const std::string& path) {
+  struct stat info;
+  if (fstat(file.fd, &info) != 0) fail_errno(path, "examine", errno);
+  if (S_ISDIR(info.st_mode)) fail(cat(path, ": expected a file, found a directory"));
+  if (!S_ISREG(info.st_mode)) fail(cat(path, ": expected a regular file, found a device or pipe"));
+  return info.st_size;
+}
+
+/// Special files (/dev/null) and some network file systems have nothing to synchronize.
+void sync_descriptor(int fd, const std::string& path) {
+  if (fsync(fd) != 0 && errno != EINVAL && errno != EROFS) fail_errno(path, "write to disk", errno);
+}
+
+void sync_path(const std::string& path) { sync_descriptor(Descriptor(path, O_RDONLY).fd, path); }
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) fail_errno(from, cat("rename to ", to), errno);
+}
+
+/// Puts the complete directory `tmp` in the place of `path`, which may exist.
+void replace_directory(const std::string& tmp, const std::string& path) {
+  if (!fs::exists(path)) return rename_path(tmp, path);
+  if (renameat2(AT_FDCWD, tmp.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno != EINVAL && errno != ENOSYS) fail_errno(tmp, cat("exchange with ", path), errno);
+  const std::string old = path + ".old";
+  remove_tree(old);
+  rename_path(path, old);
+  rename_path(tmp, path);
+  remove_tree(old);
+}
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const Descriptor file(path, O_RDONLY);
+  size_ = size_t(regular_size(file, path));
+  if (size_ == 0) fail(cat(path, ": the file is empty (0 bytes)"));
+  void* memory = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (memory == MAP_FAILED) fail_errno(path, cat("map ", size_, " bytes"), errno);
+  data_ = static_cast<const std::byte*>(memory);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string read_file(const std::string& path, int64_t max_bytes) {
+  const Descriptor file(path, O_RDONLY);
+  const int64_t size = regular_size(file, path);
+  if (size > max_bytes) fail(cat(path, ": expected at most ", max_bytes, " bytes, found ", size));
+  std::string content(size_t(size), '\0');
+  for (size_t done = 0; done < content.size();) {
+    const ssize_t got = read(file.fd, content.data() + done, content.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_errno(path, "read", errno);
+    if (got == 0) fail(cat(path, ": expected ", size, " bytes, found ", done, ": it shrank while being read"));
+    done += size_t(got);
+  }
+  return content;
+}
+
+FileWriter::FileWriter(const std::string& path, int64_t expected_bytes)
+    : path_(path), expected_bytes_(expected_bytes) {
+  struct stat info;
+  regular_ = stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode);
+  if (expected_bytes > 0 && regular_) {
+    const int64_t free = free_bytes(path);
+    if (free < expected_bytes)
+      fail(cat(path, ": the disk is too full: ", expected_bytes, " bytes needed, ", free, " bytes free"),
+           "free some space or choose another directory");
+  }
+  fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail_errno(path, "create", errno);
+  buffer_.reserve(kBuffer);
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ >= 0) close(fd_);
+  if (!finished_ && regular_) unlink(path_.c_str());
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+  LOQAL_ASSERT(fd_ >= 0, path_, " is finished");
+  if (bytes == 0) return;  // zlib takes a null pointer as "start again"
+  const char* p = static_cast<const char*>(data);
+  sum_.crc32 = uint32_t(crc32_z(sum_.crc32, reinterpret_cast<const Bytef*>(p), bytes));
+  sum_.bytes += int64_t(bytes);
+  if (buffer_.size() + bytes > kBuffer) flush();
+  if (bytes >= kBuffer) write_through(p, bytes);
+  else buffer_.append(p, bytes);
+}
+
+void FileWriter::flush() {
+  write_through(buffer_.data(), buffer_.size());
+  buffer_.clear();
+}
+
+void FileWriter::write_through(const char* data, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t put = ::write(fd_, data, bytes);
+    if (put >= 0) {
+      data += put;
+      bytes -= size_t(put);
+    } else if (errno == ENOSPC || errno == EDQUOT) {
+      const int error = errno;
+      const int64_t needed = std::max(expected_bytes_ - sum_.bytes, int64_t(0)) + int64_t(bytes);
+      fail(cat(path_, ": ", std::generic_category().message(error), ": at least ", needed,
+               " more bytes needed, ", free_bytes(path_), " bytes free"),
+           "free some space or choose another directory");
+    } else if (errno != EINTR) {
+      fail_errno(path_, cat("write ", bytes, " bytes"), errno);
+    }
+  }
+}
+
+FileSum FileWriter::finish() {
+  LOQAL_ASSERT(fd_ >= 0, path_, " is finished");
+  flush();
+  sync_descriptor(fd_, path_);
+  if (close(std::exchange(fd_, -1)) != 0) fail_errno(path_, "close", errno);
+  finished_ = true;
+  return sum_;
+}
+
+void verify_file(const std::string& path, const FileSum& expected) {
+  const Descriptor file(path, O_RDONLY);
+  FileSum found;
+  found.bytes = regular_size(file, path);
+  if (found.bytes != expected.bytes)
+    fail(cat(path, ": expected ", expected.bytes, " bytes, found ", found.bytes));
+  std::string piece(kBuffer, '\0');
+  for (ssize_t got; (got = read(file.fd, piece.data(), piece.size())) != 0;) {
+    if (got < 0 && errno != EINTR) fail_errno(path, "read", errno);
+    if (got > 0)
+      found.crc32 = uint32_t(crc32_z(found.crc32, reinterpret_cast<const Bytef*>(piece.data()), size_t(got)));
+  }
+  if (found.crc32 != expected.crc32)
+    fail(cat(path, ": damaged: expected CRC-32 ", expected.crc32, ", found ", found.crc32));
+}
+
+void write_file_atomic(const std::string& path, std::string_view content) {
+  const std::string tmp = path + ".tmp";
+  FileWriter file(tmp, int64_t(content.size()));
+  file.write(content);
+  file.finish();
+  rename_path(tmp, path);
+  sync_path(parent_of(path));
+}
+
+AtomicDirectory::AtomicDirectory(const std::string& path) : path_(path) {
+  while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
+  tmp_ = path_ + ".tmp";
+  remove_tree(tmp_);
+  create_directories(tmp_);
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  std::error_code ignored;  // a destructor may run because of an error that matters more
+  if (!committed_) fs::remove_all(tmp_, ignored);
+}
+
+void AtomicDirectory::commit() {
+  LOQAL_ASSERT(!committed_, path_, " is committed");
+  for (const fs::directory_entry& entry : fs::directory_iterator(tmp_)) sync_path(entry.path().string());
+  sync_path(tmp_);
+  replace_directory(tmp_, path_);
+  committed_ = true;
+  sync_path(parent_of(path_));
+  remove_tree(tmp_);  // after an exchange: the previous directory
+}
+
+int64_t free_bytes(const std::string& path) {
+  std::error_code ignored;
+  fs::path existing = path;
+  while (!existing.empty() && !fs::exists(existing, ignored)) existing = existing.parent_path();
+  if (existing.empty()) existing = ".";
+  struct statvfs info;
+  if (statvfs(existing.c_str(), &info) != 0) fail_errno(path, "ask for free space", errno);
+  return int64_t(info.f_bavail) * int64_t(info.f_frsize);
+}
+
+std::vector<std::string> glob_files(const std::string& pattern) {
+  std::error_code ignored;
+  if (fs::exists(pattern, ignored)) return {pattern};
+  glob_t found{};
+  const int result = glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found), error = errno;
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  if (result != 0 && result != GLOB_NOMATCH) fail_errno(pattern, "list the matching files", error);
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+void create_directories(const std::string& path) {
+  std::error_code error, ignored;
+  fs::create_directories(path, error);
+  if (fs::is_directory(path, ignored)) return;
+  fs::path existing = path;
+  while (!existing.empty() && !fs::exists(existing, ignored)) existing = existing.parent_path();
+  if (existing.empty()) existing = ".";
+  if (!fs::is_directory(existing, ignored))
+    fail(cat(path, ": cannot create the directory: ", existing.string(), " is a file"));
+  if (access(existing.c_str(), W_OK) != 0)
+    fail(cat(path, ": cannot create the directory: ", existing.string(), " is not writable"));
+  fail_errno(path, "create the directory", error.value());
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_errno(path, "remove", error.value());
+}
+
+}  // namespace loqal

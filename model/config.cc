@@ -1,0 +1,157 @@
+#include "model/config.h"
+
+#include "core/error.h"
+#include "core/suggest.h"
+
+namespace loqal {
+
+namespace {
+
+struct Preset {
+  const char* name;
+  Arch arch;
+  int64_t C, F, NH, HS, L, V, T;
+  bool tied;
+};
+
+// GPT-2: Radford et al. 2019. Llama: the configurations of GaLore and LoQT (C, F, NH, L). async: "Asynchronous
+// Local-SGD Training for Language Modeling", table 6; its unstated FFN is taken as SwiGLU of 8/3 C.
+constexpr Preset kPresets[] = {
+    {"gpt2-tiny", Arch::gpt2, 128, 512, 4, 32, 4, 50257, 256, true},
+    {"gpt2-124M", Arch::gpt2, 768, 3072, 12, 64, 12, 50257, 1024, true},
+    {"gpt2-350M", Arch::gpt2, 1024, 4096, 16, 64, 24, 50257, 1024, true},
+    {"gpt2-774M", Arch::gpt2, 1280, 5120, 20, 64, 36, 50257, 1024, true},
+    {"gpt2-1.5B", Arch::gpt2, 1600, 6400, 25, 64, 48, 50257, 1024, true},
+    {"llama-9M", Arch::llama, 128, 352, 4, 32, 4, 32000, 256, false},
+    {"llama-20M", Arch::llama, 256, 688, 4, 64, 4, 32000, 256, false},
+    {"llama-35M", Arch::llama, 384, 1024, 8, 48, 6, 32000, 256, false},
+    {"llama-60M", Arch::llama, 512, 1376, 8, 64, 8, 32000, 256, false},
+    {"llama-130M", Arch::llama, 768, 2048, 12, 64, 12, 32000, 256, false},
+    {"llama-350M", Arch::llama, 1024, 2736, 16, 64, 24, 32000, 256, false},
+    {"llama-1B", Arch::llama, 2048, 5461, 32, 64, 24, 32000, 256, false},
+    {"llama-7B", Arch::llama, 4096, 11008, 32, 128, 32, 32000, 256, false},
+    {"llama-13B", Arch::llama, 5120, 13824, 40, 128, 40, 32000, 256, false},
+    {"async-20M", Arch::llama, 256, 688, 4, 64, 6, 32000, 1024, false},
+    {"async-60M", Arch::llama, 896, 2392, 16, 64, 3, 32000, 1024, true},
+    {"async-150M", Arch::llama, 896, 2392, 16, 64, 12, 32000, 1024, true},
+};
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const Preset& p : kPresets) names.push_back(p.name);
+  return names;
+}
+
+ModelConfig preset_config(const std::string& name) {
+  for (const Preset& p : kPresets) {
+    if (name != p.name) continue;
+    ModelConfig c;
+    c.arch = p.arch, c.preset = name, c.L = p.L, c.C = p.C, c.NH = c.NKV = p.NH, c.HS = p.HS, c.F = p.F;
+    c.V = p.V, c.T = p.T, c.tied = p.tied;
+    c.norm_eps = p.arch == Arch::gpt2 ? 1e-5f : 1e-6f;
+    return c;
+  }
+  std::string all;
+  for (const std::string& p : preset_names()) all += " " + p;
+  fail_usage(cat("--model ", name, ": no such preset; did you mean ", closest(name, preset_names()), "?"),
+             "presets:" + all);
+}
+
+void validate(const ModelConfig& c) {
+  const auto at_least = [](const char* option, int64_t value, int64_t low) {
+    if (value < low) fail_usage(cat(option, " ", value, ": must be at least ", low));
+  };
+  at_least("--layers", c.L, 1);
+  at_least("--width", c.C, 1);
+  at_least("--heads", c.NH, 1);
+  at_least("--kv-heads", c.NKV, 1);
+  at_least("--head-dim", c.HS, 1);
+  at_least("--ffn", c.F, 1);
+  at_least("--vocab", c.V, 2);
+  at_least("--seq-len", c.T, 1);
+  if (c.NH % c.NKV)
+    fail_usage(cat("--kv-heads ", c.NKV, ": must divide --heads ", c.NH));
+  if (c.arch == Arch::gpt2 && c.NKV != c.NH)
+    fail_usage(cat("--kv-heads ", c.NKV, ": GPT-2 has as many key/value heads as heads (", c.NH, ")"),
+               "grouped-query attention is part of --arch llama");
+  if (c.arch == Arch::gpt2 && !c.tied)
+    fail_usage("--tied false: GPT-2's head is its token embedding", "use --arch llama for an untied head");
+  if (c.arch == Arch::llama && c.HS % 2)
+    fail_usage(cat("--head-dim ", c.HS, ": must be even, rotary embedding turns pairs"));
+}
+
+double flops_per_token(const ModelConfig& c) {
+  const double attention = double(c.C) * double(c.HS) * double(2 * c.NH + 2 * c.NKV);
+  const double mlp = double(c.C) * double(c.F) * (c.arch == Arch::gpt2 ? 2 : 3);
+  const double weights = double(c.L) * (attention + mlp) + double(c.C) * double(c.V);
+  return 6 * weights + 6.0 * double(c.L) * double(c.NH) * double(c.HS) * double(c.T);
+}
+
+Json to_hf_config(const ModelConfig& c, int bos, int eos) {
+  Json j;
+  const bool gpt2 = c.arch == Arch::gpt2;
+  j["architectures"] = {gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"};
+  j["model_type"] = c.arch_name();
+  j["vocab_size"] = c.V;
+  if (gpt2) {
+    j["n_positions"] = c.T;
+    j["n_ctx"] = c.T;
+    j["n_embd"] = c.C;
+    j["n_layer"] = c.L;
+    j["n_head"] = c.NH;
+    j["n_inner"] = c.F;
+    j["activation_function"] = "gelu_new";
+    j["layer_norm_epsilon"] = double(c.norm_eps);
+    for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) j[dropout] = 0.0;
+  } else {
+    j["hidden_size"] = c.C;
+    j["intermediate_size"] = c.F;
+    j["num_hidden_layers"] = c.L;
+    j["num_attention_heads"] = c.NH;
+    j["num_key_value_heads"] = c.NKV;
+    j["max_position_embeddings"] = c.T;
+    j["hidden_act"] = "silu";
+    j["rms_norm_eps"] = double(c.norm_eps);
+    j["rope_theta"] = double(c.rope_theta);
+    j["attention_bias"] = false;
+  }
+  if (c.HS * c.NH != c.C) j["head_dim"] = c.HS;
+  j["tie_word_embeddings"] = c.tied;
+  j["bos_token_id"] = bos >= 0 ? Json(bos) : Json(nullptr);
+  j["eos_token_id"] = eos >= 0 ? Json(eos) : Json(nullptr);
+  j["torch_dtype"] = "float32";
+  return j;
+}
+
+ModelConfig from_hf_config(const Json& j, const std::string& where) {
+  ModelConfig c;
+  const std::string type = get<std::string>(j, "model_type", where);
+  if (type != "gpt2" && type != "llama")
+    fail(cat(where, ": model_type is \"", type, "\"; expected \"gpt2\" or \"llama\""));
+  c.arch = type == "gpt2" ? Arch::gpt2 : Arch::llama;
+  const auto number = [&](const char* key) { return get<int64_t>(j, key, where); };
+  const auto present = [&](const char* key) { return j.contains(key) && !j[key].is_null(); };
+  c.V = number("vocab_size");
+  if (c.arch == Arch::gpt2) {
+    c.T = number("n_positions"), c.C = number("n_embd"), c.L = number("n_layer"), c.NH = number("n_head");
+    c.NKV = c.NH;
+    c.F = present("n_inner") ? number("n_inner") : 4 * c.C;
+    c.norm_eps = float(get<double>(j, "layer_norm_epsilon", where));
+    c.tied = true;
+  } else {
+    c.C = number("hidden_size"), c.F = number("intermediate_size"), c.L = number("num_hidden_layers");
+    c.NH = number("num_attention_heads"), c.T = number("max_position_embeddings");
+    c.NKV = present("num_key_value_heads") ? number("num_key_value_heads") : c.NH;
+    c.norm_eps = float(get<double>(j, "rms_norm_eps", where));
+    c.rope_theta = present("rope_theta") ? float(get<double>(j, "rope_theta", where)) : 10000.0f;
+    c.tied = present("tie_word_embeddings") && get<bool>(j, "tie_word_embeddings", where);
+  }
+  if (c.NH < 1 || (!present("head_dim") && c.C % c.NH))
+    fail(cat(where, ": ", c.NH, " heads do not divide width ", c.C));
+  c.HS = present("head_dim") ? number("head_dim") : c.C / c.NH;
+  return c;
+}
+
+}  // namespace loqal

@@ -1,0 +1,98 @@
+// The pieces that blocks are made of: where weights and their gradients lie, linear layers, norms,
+// and the arena that activations are carved from.
+#pragma once
+#include <string>
+
+#include "core/param_table.h"
+#include "model/config.h"
+#include "ops/ops.h"
+
+namespace loqal {
+
+/// Carves aligned tensors from one block of memory. With a null base it only measures: the same code
+/// that lays out a run also says how much memory it needs.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  Tensor take(DType type, int64_t rows, int64_t cols) {
+    const Tensor t(base_ ? base_ + used_ : nullptr, type, rows, cols);
+    used_ += (rows * cols * int64_t(size_of(type)) + 63) / 64 * 64;
+    high_ = used_ > high_ ? used_ : high_;
+    return t;
+  }
+  int64_t used() const { return used_; }
+  void rewind(int64_t mark) { used_ = mark; }  ///< what was taken after `mark` may be overwritten
+  int64_t high() const { return high_; }       ///< bytes needed
+
+ private:
+  char* base_;
+  int64_t used_ = 0, high_ = 0;
+};
+
+/// The model's parameters as the layers see them.
+struct Weights {
+  const ParamTable* table = nullptr;
+  void* master = nullptr;   ///< F32, the trainable segment
+  void* compute = nullptr;  ///< the same in type X: master itself, or its BF16 copy
+  void* frozen = nullptr;   ///< F32, the frozen segment
+  DType X = DType::F32;
+
+  Tensor matrix(int param) const { return table->view(param, compute, X); }
+  Tensor vector(int param) const { return table->view(param, master, DType::F32); }
+  Tensor constant(int param) const { return table->view(param, frozen, DType::F32); }
+};
+
+/// The gradient buffer of one group, and whether to add to what is there.
+struct Grads {
+  const ParamTable* table = nullptr;
+  int group = 0;
+  float* base = nullptr;
+  bool accumulate = false;
+
+  Tensor operator()(int param) const {
+    float* segment = base - table->group_offset(group);
+    return table->view(param, segment, DType::F32);
+  }
+};
+
+/// What every call of one pass shares. N = B*T rows.
+struct Run {
+  Ops& ops;
+  Weights weights;
+  int64_t B, T;
+  int64_t N() const { return B * T; }
+};
+
+/// y = x W^T + b (+ residual). W [out, in], as Hugging Face stores Linear.
+class Linear {
+ public:
+  Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group, bool bias);
+
+  void forward(const Run& run, const Tensor& y, const Tensor& x, const Tensor& residual = {}) const;
+  /// dx (+)= dy W.
+  void backward_input(const Run& run, const Tensor& dx, const Tensor& dy, bool accumulate = false) const;
+  /// dW, db (+)= ..., by the accumulate flag of `grads`.
+  void backward_weight(const Run& run, const Grads& grads, const Tensor& dy, const Tensor& x) const;
+
+ private:
+  int weight_, bias_ = -1;
+};
+
+/// LayerNorm (GPT-2) or RMSNorm (Llama). stats F32 [1, 2N]: mean and rstd, or rstd alone.
+class Norm {
+ public:
+  Norm(ParamTable& table, const std::string& name, const ModelConfig& config, int group);
+
+  void forward(const Run& run, const Tensor& y, const Tensor& stats, const Tensor& x) const;
+  /// dx (+)= ...; dw, db by the flag of `grads`.
+  void backward(const Run& run, const Grads& grads, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                const Tensor& stats, bool accumulate_dx) const;
+
+ private:
+  Tensor rows_of(const Tensor& stats, int64_t N) const;
+
+  int weight_, bias_ = -1;
+  float eps_;
+};
+
+}  // namespace loqal

@@ -1,0 +1,223 @@
+#include "model/model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/philox.h"
+#include "core/threads.h"
+
+namespace loqal {
+
+namespace {
+
+// Rows of logits that exist at a time: about 64 MiB, in equal chunks.
+int64_t logit_rows(int64_t N, int64_t V) {
+  const int64_t most = std::max<int64_t>(64, (int64_t(1) << 24) / V);
+  const int64_t chunks = (N + most - 1) / most;
+  return (N + chunks - 1) / chunks;
+}
+
+}  // namespace
+
+Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
+    : ops_(ops), config_(config), options_(options), last_{ops, {}, 0, 0} {
+  const bool gpt2 = config.arch == Arch::gpt2;
+  const int last_group = int(config.L) + 1;
+  wte_ = table_.add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", {config.Vp(), config.C}, 0,
+                    Role::embedding);
+  if (gpt2) wpe_ = table_.add("transformer.wpe.weight", {config.T, config.C}, 0, Role::position);
+  else rope_ = table_.add("rope.table", {config.T, config.HS}, 0, Role::constant, Segment::frozen);
+  for (int l = 0; l < config.L; l++)
+    blocks_.push_back(gpt2 ? make_gpt2_block(table_, config, l, l + 1)
+                           : make_llama_block(table_, config, l, l + 1, rope_));
+  final_norm_ = std::make_unique<Norm>(table_, gpt2 ? "transformer.ln_f" : "model.norm", config, last_group);
+  if (!config.tied)
+    head_ = table_.add("lm_head.weight", {config.Vp(), config.C}, last_group, Role::head);
+  table_.commit();
+
+  master_ = ops.alloc(table_.elements() * 4, "weights");
+  if (options.X == DType::BF16) copy_ = ops.alloc(table_.elements() * 2, "weights (bf16 copy)");
+  frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
+  Run largest{ops, {}, options.B, config.T};
+  largest.weights.X = options.X;
+  carve(largest, nullptr, nullptr);
+  kept_ = ops.alloc(kept_bytes_, "activations");
+  scratch_ = ops.alloc(scratch_bytes_, "scratch");
+  if (rope_ < 0 || ops.dry()) return;
+  std::vector<float> rotary(size_t(config.T * config.HS));
+  const int64_t half = config.HS / 2;
+  for (int64_t t = 0; t < config.T; t++)
+    for (int64_t i = 0; i < half; i++) {
+      const double angle = double(t) * std::pow(double(config.rope_theta), -2.0 * double(i) / double(config.HS));
+      rotary[size_t(t * config.HS + i)] = float(std::cos(angle));
+      rotary[size_t(t * config.HS + half + i)] = float(std::sin(angle));
+    }
+  ops.upload(table_.view(rope_, frozen_.data(), DType::F32), rotary.data());
+}
+
+void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
+  const int64_t N = run.N(), C = config_.C;
+  const DType X = options_.X;
+  Arena kept(kept_base), scratch(scratch_base);
+  tokens_ = kept.take(DType::I32, 1, N);
+  targets_ = kept.take(DType::I32, 1, N);
+  nll_ = kept.take(DType::F32, 1, N);
+  residual_.clear();
+  for (int64_t l = 0; l < (options_.training ? config_.L + 1 : 2); l++) residual_.push_back(kept.take(X, N, C));
+  final_stats_ = kept.take(DType::F32, 1, 2 * N);
+  h_ = kept.take(X, N, C);
+  if (options_.training) {
+    g_ = kept.take(X, N, C);
+    dh_ = kept.take(X, N, C);
+  }
+  const int64_t mark = kept.used();
+  for (const auto& block : blocks_) {
+    if (options_.recompute || !options_.training) kept.rewind(mark);
+    scratch.rewind(0);
+    block->carve(run, kept, scratch);
+  }
+  scratch.rewind(0);
+  logits_ = scratch.take(DType::F32, logit_rows(N, config_.V), config_.V);
+  kept_bytes_ = kept.high();
+  scratch_bytes_ = scratch.high();
+}
+
+int64_t Model::real_rows(int index) const {
+  const Role role = table_[index].role;
+  return role == Role::embedding || role == Role::head ? config_.V : table_[index].rows();
+}
+
+Tensor Model::compute_copy(int index) const {
+  return copy_.bytes() ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
+}
+
+void Model::refresh_compute_copy() {
+  if (!copy_.bytes()) return;
+  const int64_t n = table_.elements();
+  ops_.copy(Tensor(copy_.as<bf16>(), 1, n), Tensor(master_.as<float>(), 1, n));
+}
+
+void Model::init_random(uint64_t seed) {
+  ThreadPool pool(usable_cpus());
+  std::vector<float> host;
+  for (int i = 0; i < table_.size(); i++) {
+    const Param& p = table_[i];
+    if (p.segment == Segment::frozen) continue;
+    host.assign(size_t(p.numel()), p.role == Role::norm ? 1.0f : 0.0f);
+    if (p.shape.size() == 2) {
+      const bool into_residual = config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
+      const double deviation = into_residual ? 0.02 / std::sqrt(2.0 * double(config_.L)) : 0.02;
+      const PhiloxStream stream(seed, Purpose::init, 0, uint32_t(i));
+      pool.chunks(real_rows(i) * p.cols(), 1 << 14, [&](int64_t first, int64_t last) {
+        for (int64_t k = first; k < last; k++) host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
+      });
+    }
+    ops_.upload(parameter(i), host.data());
+  }
+  refresh_compute_copy();
+}
+
+Run Model::begin(const int32_t* tokens, int64_t B, int64_t T) {
+  LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ", T);
+  const Weights weights{&table_, master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
+                        frozen_.data(), options_.X};
+  const Run run{ops_, weights, B, T};
+  carve(run, kept_.data(), scratch_.data());
+  ops_.upload(tokens_, tokens);
+  last_.weights = weights, last_.B = B, last_.T = T;
+  return run;
+}
+
+Tensor Model::head_weight(const Run& run) const {
+  return run.weights.matrix(config_.tied ? wte_ : head_).row_slice(0, config_.V);
+}
+
+void Model::forward_layers(const Run& run) {
+  const Tensor wpe = wpe_ >= 0 ? run.weights.matrix(wpe_) : Tensor{};
+  ops_.embedding_forward(residual(0), tokens_, run.weights.matrix(wte_), wpe, run.T);
+  for (int64_t l = 0; l < config_.L; l++)
+    blocks_[size_t(l)]->forward(run, residual(l + 1), residual(l));
+  final_norm_->forward(run, h_, final_stats_, residual(config_.L));
+}
+
+double Model::loss(const Run& run, const int32_t* targets, const Tensor& dh, const Tensor& dw, float scale,
+                   bool accumulate) {
+  ops_.upload(targets_, targets);
+  ops_.linear_cross_entropy(nll_, dh, dw, h_, head_weight(run), targets_, logits_, scale, accumulate);
+  std::vector<float> nll(size_t(run.N()));
+  ops_.download(nll.data(), nll_);
+  double sum = 0;
+  for (float v : nll) sum += double(v);
+  return sum;
+}
+
+double Model::forward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T) {
+  const Run run = begin(tokens, B, T);
+  forward_layers(run);
+  return loss(run, targets, {}, {}, 0, false);
+}
+
+Grads Model::grads(GradSink& sink, int group) const {
+  return {&table_, group, sink.buffer(group), sink.accumulate()};
+}
+
+double Model::forward_backward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+                               float scale, GradSink& sink) {
+  LOQAL_ASSERT(options_.training, "the model was built for forward only");
+  const Run run = begin(tokens, B, T);
+  forward_layers(run);
+  const Grads head = grads(sink, config_.tied ? 0 : int(config_.L) + 1);
+  const Tensor dhead = head(config_.tied ? wte_ : head_);
+  const double sum = loss(run, targets, dh_, dhead.row_slice(0, config_.V), scale, head.accumulate);
+  if (!head.accumulate) ops_.fill(dhead.row_slice(config_.V, config_.Vp() - config_.V), 0);
+  backward_layers(run, sink);
+  return sum;
+}
+
+void Model::backward_layers(const Run& run, GradSink& sink) {
+  const int last = int(config_.L) + 1;
+  final_norm_->backward(run, grads(sink, last), g_, dh_, residual(config_.L), final_stats_, false);
+  sink.complete(last);
+  for (int64_t l = config_.L - 1; l >= 0; l--) {
+    Block& block = *blocks_[size_t(l)];
+    if (options_.recompute) block.forward(run, {}, residual(l));
+    block.backward(run, grads(sink, int(l) + 1), g_, residual(l));
+    sink.complete(int(l) + 1);
+  }
+  // A tied embedding already holds the head's gradient: add to it.
+  const Grads first = grads(sink, 0);
+  const Tensor dwpe = wpe_ >= 0 ? first(wpe_) : Tensor{};
+  ops_.embedding_backward(first(wte_), dwpe, g_, tokens_, run.T, first.accumulate || config_.tied,
+                          first.accumulate);
+  sink.complete(0);
+}
+
+std::vector<float> Model::next_logits(const std::vector<int32_t>& tokens) {
+  const int64_t T = int64_t(tokens.size());
+  const Run run = begin(tokens.data(), 1, T);
+  forward_layers(run);
+  const Tensor row = logits_.row_slice(0, 1);
+  ops_.matmul(row, h_.row_slice(T - 1, 1), head_weight(run), {.transpose_b = true});
+  std::vector<float> logits(size_t(config_.V));
+  ops_.download(logits.data(), row);
+  return logits;
+}
+
+std::string Model::first_nonfinite() {
+  for (int i = 0; i < table_.size(); i++) {
+    if (table_[i].segment == Segment::frozen) continue;
+    const Tensor p = parameter(i);
+    if (!std::isfinite(ops_.sum_squares(p))) return "parameter " + table_[i].name;
+  }
+  // Block inputs survive a pass only in training; they are checked in the order they were computed.
+  const Tensor row(scratch_.as<float>(), 1, config_.C);  // scratch is free between passes
+  for (int64_t l = 0; options_.training && last_.B > 0 && l <= config_.L; l++)
+    for (int64_t n = 0; n < last_.N(); n++) {
+      ops_.copy(row, residual(l).row_slice(n, 1));
+      if (!std::isfinite(ops_.sum_squares(row)))
+        return l == 0 ? "the token embedding's output" : cat("the output of layer ", l - 1);
+    }
+  return "";
+}
+
+}  // namespace loqal

@@ -1,0 +1,213 @@
+// Ops: the compute contract. Every operation that the program performs on tensors is here, with its
+// math; model/, optim/ and async/ call nothing else. One object per worker and device; it owns
+// threads (CPU) or stream, handles and workspace (CUDA). Nothing is global.
+//
+// Conventions
+//   Outputs come first. "=" overwrites, "+=" accumulates; where both exist there is a flag.
+//   N = B*T rows, row n = b*T + t. X is the compute type of activations and matrices: F32 or BF16, the same
+//   for all X operands of a call. Sums, statistics, norm weights, biases, gradients of weights: F32.
+//   An empty Tensor ({}) means "not wanted" where the comment allows it.
+//   Results are the same bytes for any number of threads.
+// The public functions check shapes and types once for all devices (ops.cc) and then call do_*().
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace loqal {
+
+class Ops;
+
+/// Owned device memory; frees itself. In a dry run it has a size and no memory.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Ops* ops, void* data, int64_t bytes, std::string category)
+      : ops_(ops), data_(data), bytes_(bytes), category_(std::move(category)) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const { return static_cast<T*>(data_); }
+
+ private:
+  Ops* ops_ = nullptr;
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  std::string category_;
+};
+
+struct MatmulArgs {
+  bool transpose_a = false, transpose_b = false;
+  bool accumulate = false;  ///< C += instead of C =
+  Tensor bias;              ///< F32 [1, cols of C], added to each row; may be empty
+  Tensor residual;          ///< X [like C], added; may be empty; may not overlap C
+};
+
+struct AttentionShape {
+  int64_t B, T, NH, NKV, HS;
+};
+
+struct AdamWArgs {
+  float lr, beta1, beta2, eps, weight_decay;
+  int64_t step;      ///< 1 for the first update: bias correction 1 - beta^step
+  float grad_scale;  ///< the gradient is multiplied by this first (clipping)
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // ---- device and memory ------------------------------------------------------------------
+  virtual std::string description() const = 0;  ///< "CPU, 2 threads, oneDNN 2.6.3 (avx2)"
+  virtual bool has_fast_bf16() const = 0;        ///< whether --precision auto takes bf16
+  virtual double peak_flops(DType type) = 0;     ///< FLOP/s of a large matmul, measured once
+
+  /// Zeroed memory, 64-byte aligned. Error with the memory table if there is not enough.
+  Buffer alloc(int64_t bytes, const std::string& category);
+  /// Bytes by category, current and (over the life of this object) peak of the sum.
+  const std::map<std::string, int64_t>& memory_table() const { return memory_; }
+  int64_t peak_bytes() const { return peak_; }
+  bool dry() const { return dry_; }  ///< nothing is allocated or computed, only counted
+
+  void upload(const Tensor& dst, const void* host);   ///< dst = contiguous host elements of its type
+  void download(void* host, const Tensor& src);       ///< waits until the data is there
+
+  // ---- whole tensors ----------------------------------------------------------------------
+  void fill(const Tensor& y, float value);                ///< y = value
+  void copy(const Tensor& y, const Tensor& x);            ///< y = x, converting between F32 and BF16
+  double sum_squares(const Tensor& x);                    ///< sum of x^2 (F32), fixed order, in double
+
+  // ---- matrix products --------------------------------------------------------------------
+  /// C[M,N] (+)= op(A)[M,K] op(B)[K,N] + bias + residual. A, B: X; C: X or F32. fp32 sums.
+  void matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args = {});
+  /// db[1,O] (+)= sum over rows of dy X[N,O].
+  void bias_backward(const Tensor& db, const Tensor& dy, bool accumulate);
+
+  // ---- embedding --------------------------------------------------------------------------
+  /// x[N,C] = wte[token,C] (+ wpe[t,C], may be empty). tokens I32[1,N]; T rows per sequence.
+  void embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                         int64_t T);
+  /// dwte[token] (+)= dx, dwpe[t] (+)= dx; F32. Without accumulate_* rows that no token names become 0.
+  void embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx, const Tensor& tokens,
+                          int64_t T, bool accumulate_wte, bool accumulate_wpe);
+
+  // ---- norms ------------------------------------------------------------------------------
+  /// y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps). stats F32[2,N]: mean, rstd. w, b: F32[1,C].
+  void layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
+                         const Tensor& b, float eps);
+  /// dx (+)= ..., dw (+)= sum dy*xhat, db (+)= sum dy.
+  void layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,
+                          const Tensor& x, const Tensor& w, const Tensor& stats, bool accumulate_dx,
+                          bool accumulate_dw);
+  /// y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps). stats F32[1,N]: rstd (Zhang & Sennrich 2019).
+  void rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w, float eps);
+  void rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                        const Tensor& w, const Tensor& stats, bool accumulate_dx, bool accumulate_dw);
+
+  // ---- attention --------------------------------------------------------------------------
+  /// In place, per head: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the head (half-split,
+  /// Su et al. 2021 as in HF Llama). x X[N, heads*HS]; table F32[T', HS]: HS/2 cosines, then HS/2 sines.
+  /// inverse: rotates back, which is also the backward pass.
+  void rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse);
+  /// Causal softmax(q k^T / sqrt(HS)) v by online softmax; T x T is never stored (Dao et al. 2022).
+  /// out, q X[N, NH*HS]; k, v X[N, NKV*HS]; head h reads k/v head h / (NH/NKV); lse F32[B*NH, T].
+  void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                         const Tensor& v, const AttentionShape& s);
+  /// dq, dk, dv = gradients (overwritten).
+  void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                          const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                          const Tensor& v, const AttentionShape& s);
+
+  // ---- activations ------------------------------------------------------------------------
+  /// y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+  void gelu_forward(const Tensor& y, const Tensor& x);
+  /// dx = dy * gelu'(x), and again y = gelu(x), which the caller did not keep (empty: not wanted).
+  /// dx may be dy.
+  void gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x);
+  /// y = silu(gate) * up, silu(x) = x / (1 + e^-x) (Shazeer 2020).
+  void swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor& up);
+  /// dgate, dup = gradients, and again y (empty: not wanted). dgate may be gate, dup may be up.
+  void swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y, const Tensor& dy,
+                       const Tensor& gate, const Tensor& up);
+
+  // ---- head and loss ----------------------------------------------------------------------
+  /// Output projection and cross-entropy, fused and chunked over rows: logits = x w^T exist only for
+  /// scratch.rows rows at a time. x X[N,C]; w X[V,C]; targets I32[1,N], -1 = ignored; scratch F32[rows >= 1, V].
+  /// nll F32[1,N] = log sum exp(logits) - logits[target], 0 where ignored.
+  /// With dx (X[N,C]) and dw (F32[V,C]): gradients of scale * sum(nll); dx overwritten, dw (+)=.
+  void linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw, const Tensor& x,
+                            const Tensor& w, const Tensor& targets, const Tensor& scratch, float scale,
+                            bool accumulate_dw);
+
+  // ---- optimizer --------------------------------------------------------------------------
+  /// AdamW (Loshchilov & Hutter 2019), in PyTorch's order: p -= lr*wd*p;
+  /// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr/(1-b1^t) * m / (sqrt(v/(1-b2^t)) + eps).
+  /// p, g, m, v F32 alike; copy BF16 alike = bf16(p), may be empty.
+  void adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
+             const AdamWArgs& args);
+
+ protected:
+  explicit Ops(bool dry) : dry_(dry) {}
+
+  virtual void* do_alloc(int64_t bytes) = 0;  ///< nullptr if there is not enough
+  virtual void do_free(void* data, int64_t bytes) = 0;
+  virtual void do_upload(const Tensor& dst, const void* host) = 0;
+  virtual void do_download(void* host, const Tensor& src) = 0;
+  virtual void do_fill(const Tensor& y, float value) = 0;
+  virtual void do_copy(const Tensor& y, const Tensor& x) = 0;
+  virtual double do_sum_squares(const Tensor& x) = 0;
+  virtual void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) = 0;
+  virtual void do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) = 0;
+  virtual void do_embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte,
+                                    const Tensor& wpe, int64_t T) = 0;
+  virtual void do_embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx,
+                                     const Tensor& tokens, int64_t T, bool accumulate_wte,
+                                     bool accumulate_wpe) = 0;
+  virtual void do_layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
+                                    const Tensor& b, float eps) = 0;
+  virtual void do_layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                     const Tensor& dy, const Tensor& x, const Tensor& w,
+                                     const Tensor& stats, bool accumulate_dx, bool accumulate_dw) = 0;
+  virtual void do_rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
+                                  float eps) = 0;
+  virtual void do_rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                                   const Tensor& w, const Tensor& stats, bool accumulate_dx,
+                                   bool accumulate_dw) = 0;
+  virtual void do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse) = 0;
+  virtual void do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                                    const Tensor& v, const AttentionShape& s) = 0;
+  virtual void do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                     const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                     const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const AttentionShape& s) = 0;
+  virtual void do_gelu_forward(const Tensor& y, const Tensor& x) = 0;
+  virtual void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x) = 0;
+  virtual void do_swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor& up) = 0;
+  virtual void do_swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y,
+                                  const Tensor& dy, const Tensor& gate, const Tensor& up) = 0;
+  virtual void do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw,
+                                       const Tensor& x, const Tensor& w, const Tensor& targets,
+                                       const Tensor& scratch, float scale, bool accumulate_dw) = 0;
+  virtual void do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
+                        const Tensor& v, const AdamWArgs& args) = 0;
+
+ private:
+  friend class Buffer;
+  void release(void* data, int64_t bytes, const std::string& category);
+
+  bool dry_;
+  std::map<std::string, int64_t> memory_;
+  int64_t current_ = 0, peak_ = 0;
+};
+
+/// threads 0: all usable CPUs. dry: counts memory, starts nothing.
+std::unique_ptr<Ops> make_cpu_ops(int threads = 0, bool dry = false);
+
+}  // namespace loqal
