@@ -8,7 +8,11 @@ JOBS     ?= $(shell nproc)
 BUILD    := build/$(MODE)
 MAKEFLAGS += --no-builtin-rules
 
-WARNINGS := -Wall -Wextra -Werror -Wno-missing-field-initializers
+# g++ 12's -Wrestrict and -Wmaybe-uninitialized report std::string and nlohmann-json themselves (GCC bug 105651).
+WARNINGS := -Wall -Wextra -Werror -Wno-missing-field-initializers -Wno-restrict -Wno-maybe-uninitialized
+ifeq ($(findstring clang,$(CXX)),clang)
+  WARNINGS += -Wno-unknown-warning-option
+endif
 # Never -ffast-math: NaN checks, resume and parity depend on IEEE arithmetic (design.md, Precision).
 CXXFLAGS := -std=c++20 $(WARNINGS) -I. -march=native -fno-strict-aliasing -fno-math-errno -pthread
 LDLIBS   := -lz -lpcre2-8 -pthread
@@ -33,14 +37,14 @@ probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
   WITH_DNNL          ?= $(call probe,dnnl.hpp,-ldnnl -fopenmp)
-  WITH_SENTENCEPIECE ?= $(call probe,sentencepiece_processor.h,-lsentencepiece)
+  WITH_SENTENCEPIECE ?= $(call probe,sentencepiece_trainer.h,-lsentencepiece -lsentencepiece_train)
 endif
 CXXFLAGS += -DLOQAL_DNNL=$(WITH_DNNL) -DLOQAL_SENTENCEPIECE=$(WITH_SENTENCEPIECE)
 ifeq ($(WITH_DNNL),1)
   LDLIBS += -ldnnl -fopenmp
 endif
 ifeq ($(WITH_SENTENCEPIECE),1)
-  LDLIBS += -lsentencepiece
+  LDLIBS += -lsentencepiece -lsentencepiece_train
 endif
 
 # ---- what is built -----------------------------------------------------------------------------

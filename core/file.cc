@@ -99,7 +99,8 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
     const ssize_t got = read(file.fd, content.data() + done, content.size() - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_errno(path, "read", errno);
-    if (got == 0) fail(cat(path, ": expected ", size, " bytes, found ", done, ": it shrank while being read"));
+    if (got == 0)
+      fail(cat(path, ": expected ", size, " bytes, found ", done, ": it shrank while being read"));
     done += size_t(got);
   }
   return content;
@@ -112,7 +113,8 @@ FileWriter::FileWriter(const std::string& path, int64_t expected_bytes)
   if (expected_bytes > 0 && regular_) {
     const int64_t free = free_bytes(path);
     if (free < expected_bytes)
-      fail(cat(path, ": the disk is too full: ", expected_bytes, " bytes needed, ", free, " bytes free"),
+      fail(cat(path, ": the disk is too full: ", expected_bytes, " bytes needed, ", free,
+               " bytes free"),
            "free some space or choose another directory");
   }
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -178,7 +180,8 @@ void verify_file(const std::string& path, const FileSum& expected) {
   for (ssize_t got; (got = read(file.fd, piece.data(), piece.size())) != 0;) {
     if (got < 0 && errno != EINTR) fail_errno(path, "read", errno);
     if (got > 0)
-      found.crc32 = uint32_t(crc32_z(found.crc32, reinterpret_cast<const Bytef*>(piece.data()), size_t(got)));
+      found.crc32 =
+          uint32_t(crc32_z(found.crc32, reinterpret_cast<const Bytef*>(piece.data()), size_t(got)));
   }
   if (found.crc32 != expected.crc32)
     fail(cat(path, ": damaged: expected CRC-32 ", expected.crc32, ", found ", found.crc32));
@@ -207,7 +210,8 @@ AtomicDirectory::~AtomicDirectory() {
 
 void AtomicDirectory::commit() {
   LOQAL_ASSERT(!committed_, path_, " is committed");
-  for (const fs::directory_entry& entry : fs::directory_iterator(tmp_)) sync_path(entry.path().string());
+  for (const fs::directory_entry& entry : fs::directory_iterator(tmp_))
+    sync_path(entry.path().string());
   sync_path(tmp_);
   replace_directory(tmp_, path_);
   committed_ = true;
@@ -232,7 +236,8 @@ std::vector<std::string> glob_files(const std::string& pattern) {
   const int result = glob(pattern.c_str(), GLOB_ERR | GLOB_NOSORT, nullptr, &found), error = errno;
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
-  if (result != 0 && result != GLOB_NOMATCH) fail_errno(pattern, "list the matching files", error);
+  const bool no_folder = result == GLOB_ABORTED && (error == ENOENT || error == ENOTDIR);
+  if (result != 0 && result != GLOB_NOMATCH && !no_folder) fail_errno(pattern, "list the matching files", error);
   std::sort(paths.begin(), paths.end());
   return paths;
 }

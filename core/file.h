@@ -12,8 +12,8 @@
 
 namespace loqal {
 
-/// Read-only view of a whole regular file. Error if the file is missing, empty or not a regular one.
-/// A file that somebody truncates while it is mapped raises SIGBUS, as with every mmap.
+/// Read-only view of a whole regular file. Error if the file is missing, empty or not a regular
+/// one. A file that somebody truncates while it is mapped raises SIGBUS, as with every mmap.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -40,12 +40,12 @@ struct FileSum {
   uint32_t crc32 = 0;  ///< zlib's
 };
 
-/// Creates or truncates `path` and appends to it. A file whose finish() was not called, or failed, is
-/// removed by the destructor: half a file never stays behind.
+/// Creates or truncates `path` and appends to it. A file whose finish() was not called, or failed,
+/// is removed by the destructor: half a file never stays behind.
 class FileWriter {
  public:
-  /// With the final size in `expected_bytes` (0: unknown) a disk that is too full is reported before
-  /// the first byte is written.
+  /// With the final size in `expected_bytes` (0: unknown) a disk that is too full is reported
+  /// before the first byte is written.
   explicit FileWriter(const std::string& path, int64_t expected_bytes = 0);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
@@ -72,7 +72,7 @@ class FileWriter {
   bool finished_ = false;
 };
 
-/// Reads the file back and compares: a save is announced only when the disk gives the same bytes back.
+/// Reads the file back and compares: nobody announces a save that does not read back the same.
 void verify_file(const std::string& path, const FileSum& expected);
 
 /// Replaces `path` in one step: readers and crashes see the old content or the new one.
@@ -90,7 +90,7 @@ void write_file_atomic(const std::string& path, std::string_view content);
 class AtomicDirectory {
  public:
   explicit AtomicDirectory(const std::string& path);  ///< removes what a crash left in PATH.tmp
-  ~AtomicDirectory();                                  ///< without commit(): removes PATH.tmp
+  ~AtomicDirectory();                                 ///< without commit(): removes PATH.tmp
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
 
@@ -103,12 +103,12 @@ class AtomicDirectory {
   bool committed_ = false;
 };
 
-/// Bytes that an unprivileged user can still write on the file system of `path`, which need not exist
-/// yet (the nearest existing parent counts).
+/// Bytes that an unprivileged user can still write on the file system of `path`, which need not
+/// exist yet (the nearest existing parent counts).
 int64_t free_bytes(const std::string& path);
 
-/// Paths that match a shell pattern, in byte order; empty if there is none. A pattern that is itself
-/// the name of a file means that file.
+/// Paths that match a shell pattern, in byte order; empty if there is none. A pattern that is
+/// itself the name of a file means that file.
 std::vector<std::string> glob_files(const std::string& pattern);
 
 /// With all parents. Error naming the component that is a file or not writable.

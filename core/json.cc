@@ -22,7 +22,8 @@ std::string library_message(const std::string& what) {
 std::string position(std::string_view text, size_t byte) {
   const std::string_view before = text.substr(0, std::min(byte > 0 ? byte - 1 : 0, text.size()));
   const size_t line_start = before.rfind('\n');
-  const size_t column = line_start == std::string_view::npos ? before.size() : before.size() - line_start - 1;
+  const size_t column =
+      line_start == std::string_view::npos ? before.size() : before.size() - line_start - 1;
   return cat(std::count(before.begin(), before.end(), '\n') + 1, ":", column + 1);
 }
 }  // namespace
@@ -32,11 +33,13 @@ J parse_json(std::string_view text, const std::string& where) {
   std::vector<std::unordered_set<std::string>> keys;  // of each object that is open now
   const auto check = [&](int depth, typename J::parse_event_t event, J& parsed) {
     using Event = typename J::parse_event_t;
-    if (depth > kMaxDepth) fail(cat(where, ": not usable JSON: nested deeper than ", kMaxDepth, " levels"));
+    if (depth > kMaxDepth)
+      fail(cat(where, ": not usable JSON: nested deeper than ", kMaxDepth, " levels"));
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.template get<std::string>()).second)
-      fail(cat(where, ": not usable JSON: the key ", json_detail::shortened(parsed), " stands twice in one object"));
+      fail(cat(where, ": not usable JSON: the key ", json_detail::shortened(parsed),
+               " stands twice in one object"));
     return true;
   };
   try {

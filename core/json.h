@@ -1,7 +1,7 @@
-// JSON for configurations, logs and file headers: nlohmann-json plus errors that name file, place and key.
+// JSON for configurations, logs and file headers: nlohmann-json, with errors that name the place.
 //
-// Two forms of the same thing: Json keeps the order of keys, as humans wrote them, and looks keys up
-// one by one; JsonMap sorts them and is for objects with very many keys (vocabularies, headers).
+// Two forms of the same thing: Json keeps the order of keys, as humans wrote them, and looks keys
+// up one by one; JsonMap sorts them and is for objects with very many keys (vocabularies, headers).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -28,17 +29,20 @@ J parse_json(std::string_view text, const std::string& where);
 /// The file at `path`, up to 64 MiB.
 Json read_json(const std::string& path);
 
-/// Text of a value: on one line, or indented by `indent` spaces with a line feed at the end. Doubles are
-/// written so that they read back as the same double; invalid UTF-8 becomes U+FFFD instead of an error.
+/// Text of a value: on one line, or indented by `indent` spaces with a line feed at the end.
+/// Doubles are written so that they read back as the same double; invalid UTF-8 becomes U+FFFD
+/// instead of an error.
 std::string dump_json(const Json& json, int indent = -1);
 
-/// A number for JSON, which has no NaN and no infinity: those become the strings "nan", "inf", "-inf".
-/// get<double>() reads them back.
+/// A number for JSON, which has no NaN and no infinity: those become the strings "nan", "inf",
+/// "-inf". get<double>() reads them back.
 Json number(double value);
 
 namespace json_detail {
-template <class T> struct is_vector : std::false_type {};
-template <class T> struct is_vector<std::vector<T>> : std::true_type {};
+template <class T>
+struct is_vector : std::false_type {};
+template <class T>
+struct is_vector<std::vector<T>> : std::true_type {};
 
 template <class T>
 constexpr const char* expected_type() {
@@ -67,16 +71,10 @@ bool convert(const J& json, T& out) {
     out = json.template get<bool>();
   } else if constexpr (std::is_integral_v<T>) {
     if (!json.is_number_integer()) return false;
-    if (json.is_number_unsigned()) {
-      const uint64_t value = json.template get<uint64_t>();
-      if (value > uint64_t(std::numeric_limits<T>::max())) return false;
-      out = T(value);
-    } else {
-      const int64_t value = json.template get<int64_t>();  // below zero, or it would be unsigned
-      if constexpr (std::is_unsigned_v<T>) { if (value < 0) return false; }
-      else if (value < std::numeric_limits<T>::min() || value > std::numeric_limits<T>::max()) return false;
-      out = T(value);
-    }
+    const bool fits = json.is_number_unsigned() ? std::in_range<T>(json.template get<uint64_t>())
+                                                : std::in_range<T>(json.template get<int64_t>());
+    if (!fits) return false;
+    out = json.template get<T>();
   } else if constexpr (std::is_floating_point_v<T>) {
     if (json == "nan") out = std::numeric_limits<T>::quiet_NaN();
     else if (json == "inf") out = std::numeric_limits<T>::infinity();
@@ -84,7 +82,8 @@ bool convert(const J& json, T& out) {
     else if (json.is_number()) out = json.template get<T>();
     else return false;
   } else {
-    static_assert(std::is_same_v<T, std::string>, "get<T>: T is a number, bool, string, vector or Json");
+    static_assert(std::is_same_v<T, std::string>,
+                  "get<T>: T is a number, bool, string, vector or Json");
     if (!json.is_string()) return false;
     out = json.template get<std::string>();
   }
@@ -98,12 +97,13 @@ std::string shortened(const J& json) {
 }
 }  // namespace json_detail
 
-/// json[key] as T: bool, an integer type, double, float, std::string, a vector of those, or Json itself.
-/// Error if the key is missing, of another type, or an integer that T cannot hold.
+/// json[key] as T: bool, an integer type, double, float, std::string, a vector of those, or Json
+/// itself. Error if the key is missing, of another type, or an integer that T cannot hold.
 template <class T, class J>
 T get(const J& json, const std::string& key, const std::string& where) {
   if (!json.is_object())
-    fail(cat(where, ": expected an object with \"", key, "\", found ", json_detail::shortened(json)));
+    fail(cat(where, ": expected an object with \"", key, "\", found ",
+             json_detail::shortened(json)));
   const auto it = json.find(key);
   if (it == json.end())
     fail(cat(where, ": \"", key, "\" is missing; expected ", json_detail::expected_type<T>()));

@@ -80,7 +80,8 @@ void JsonlLog::supersede(int64_t resume_step) {
   for (size_t i = 0; i < lines.size(); i++) {
     const Line& line = lines[i];
     const bool in_time = line.step == kNoStep ? i < cut : line.step <= resume_step;
-    const bool stays = line.kind == "run" || line.kind == "end" || (in_time && line.kind != "damaged");
+    const bool stays =
+        line.kind == "run" || line.kind == "end" || (in_time && line.kind != "damaged");
     (stays ? kept : lost) += line.text + "\n";
     if (stays && line.kind == "train") last_train_step_ = line.step;
   }
@@ -97,10 +98,12 @@ void JsonlLog::write(const Json& record) {
                ": a record starts with \"kind\"");
   const bool train = record.front() == "train";
   const int64_t step = train ? get<int64_t>(record, "step", path_) : kNoStep;
-  LOQAL_ASSERT(!train || step > last_train_step_, path_, ": step ", step, " after step ", last_train_step_);
+  LOQAL_ASSERT(!train || step > last_train_step_, path_, ": step ", step, " after step ",
+               last_train_step_);
   const std::string line = dump_json(record) + "\n";
   struct stat before;
-  if (fstat(fd_, &before) != 0) before.st_size = 0;
+  if (fstat(fd_, &before) != 0)
+    fail(cat(path_, ": cannot examine: ", std::generic_category().message(errno)));
   for (size_t done = 0; done < line.size();) {
     const ssize_t put = ::write(fd_, line.data() + done, line.size() - done);
     if (put >= 0) {
@@ -109,8 +112,8 @@ void JsonlLog::write(const Json& record) {
       const int error = errno;
       // Take back half a line. If that fails too, the next resume repairs it.
       [[maybe_unused]] const int taken_back = done > 0 ? ftruncate(fd_, before.st_size) : 0;
-      fail(cat(path_, ": cannot write a line of ", line.size(), " bytes: ", std::generic_category().message(error),
-               " (", free_bytes(path_), " bytes free)"),
+      fail(cat(path_, ": cannot write a line of ", line.size(), " bytes: ",
+               std::generic_category().message(error), " (", free_bytes(path_), " bytes free)"),
            error == ENOSPC ? "free some space on that disk" : "");
     }
   }

@@ -60,9 +60,9 @@ class SafetensorsReader {
   std::map<std::string, std::string> metadata_;
 };
 
-/// Converts rows [first_row, first_row + rows) of a tensor of F32, BF16, F16 or F64 to fp32, exactly but
-/// for F64. Rows run over the first dimension; rows = -1 means all the rest. `out` has room for
-/// rows * (numel / shape[0]) floats.
+/// Converts rows [first_row, first_row + rows) of a tensor of F32, BF16, F16 or F64 to fp32,
+/// exactly but for F64. Rows run over the first dimension; rows = -1 means all the rest. `out` has
+/// room for rows * (numel / shape[0]) floats.
 void read_floats(const SafetensorsReader& file, const std::string& name, float* out,
                  int64_t first_row = 0, int64_t rows = -1);
 
@@ -73,8 +73,8 @@ void read_floats(const SafetensorsReader& file, const std::string& name, float* 
 ///     out.write(a, 24);  out.write(b, 2);  out.write(b + 2, 3);
 ///     FileSum sum = out.finish();
 ///
-/// The same calls give the same bytes. Data starts at a multiple of 8, and types must be declared from
-/// wide to narrow, so that every tensor is aligned: PyTorch refuses files where that is not so.
+/// The same calls give the same bytes. Data starts at a multiple of 8, and types must be declared
+/// from wide to narrow, so that every tensor is aligned: PyTorch refuses others.
 class SafetensorsWriter {
  public:
   explicit SafetensorsWriter(const std::string& path,

@@ -87,6 +87,13 @@ int64_t Model::real_rows(int index) const {
   return role == Role::embedding || role == Role::head ? config_.V : table_[index].rows();
 }
 
+int64_t Model::parameter_count() const {
+  int64_t n = 0;
+  for (int i = 0; i < table_.size(); i++)
+    if (table_[i].segment == Segment::trainable) n += real_rows(i) * table_[i].cols();
+  return n;
+}
+
 Tensor Model::compute_copy(int index) const {
   return copy_.bytes() ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
 }

@@ -28,6 +28,7 @@ class Model {
   /// F32 [rows, cols] of one trainable parameter; embeddings and head have Vp rows, of which V are real.
   Tensor parameter(int index) const { return table_.view(index, master_.data(), DType::F32); }
   int64_t real_rows(int index) const;  ///< rows without the vocabulary's padding
+  int64_t parameter_count() const;     ///< trainable, without padding
   /// BF16 view of the parameter's copy for matrix products; empty in fp32.
   Tensor compute_copy(int index) const;
   void refresh_compute_copy();  ///< after parameters were written by anyone but the optimizer

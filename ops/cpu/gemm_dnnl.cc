@@ -75,22 +75,25 @@ class ThreadCache {
 
 }  // namespace
 
-bool has_native_bf16() {
-  const int isa = int(dnnl::get_effective_cpu_isa()), needed = int(dnnl::cpu_isa::avx512_core_bf16);
-  return (isa & needed) == needed;
+namespace {
+bool has_isa(dnnl::cpu_isa needed) {
+  const int isa = int(dnnl::get_effective_cpu_isa());
+  return (isa & int(needed)) == int(needed);
 }
+}  // namespace
+
+bool has_native_bf16() { return has_isa(dnnl::cpu_isa::avx512_core_bf16); }
+bool packs_operands() { return has_isa(dnnl::cpu_isa::avx512_core); }
 
 std::string gemm_library() {
   const dnnl_version_t* v = dnnl_version();
   return cat("oneDNN ", v->major, ".", v->minor, ".", v->patch);
 }
 
-bool native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
+void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
                  int64_t ldc, bool accumulate) {
-  if (a.dtype == DType::BF16 && !has_native_bf16()) return false;
   thread_local ThreadCache cache;
   cache.run(m, n, k, a, b, c, ldc, accumulate);
-  return true;
 }
 
 }  // namespace loqal::cpu

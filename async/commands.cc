@@ -1,0 +1,106 @@
+// The commands of ./train that are not training: --dry-run, --eval-only, --sample.
+#include <cmath>
+#include <iostream>
+
+#include "async/console.h"
+#include "async/local_trainer.h"
+#include "async/setup.h"
+#include "async/signals.h"
+#include "async/training_run.h"
+#include "model/sampling.h"
+
+namespace loqal {
+
+int dry_run(Options o) {
+  const int64_t program = program_bytes(o);
+  complete_options(o);
+  const auto tokenizer = open_tokenizer(o, "");
+  const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
+  resolve_batch(o, config);
+  const auto ops = make_device(o, true);
+  const Parts parts = build_parts(*ops, config, o, true);
+  print_model(std::cout, config, parts.model->table());
+  const int64_t per_step = o.batch_size * config.T * o.grad_accum;
+  std::cout << "run         " << o.steps << " steps x " << per_step << " tokens = "
+            << short_number(double(o.steps * per_step)) << " tokens, " << o.precision << ", "
+            << format("%.3g", flops_per_token(config) * double(per_step)) << " FLOP a step\n";
+  print_memory(std::cout, *ops, program);
+  const Json options = options_to_json(o, true);
+  for (const auto& [name, value] : options.items())
+    std::cout << "  --" << name << " " << dump_json(value) << "\n";
+  return 0;
+}
+
+namespace {
+
+// A model for reading only, from --resume or --init.
+struct Loaded {
+  std::string directory;
+  std::unique_ptr<Ops> ops;
+  ModelConfig config;
+  std::unique_ptr<Tokenizer> tokenizer;
+  Parts parts;
+};
+
+Loaded load_for_reading(Options& o) {
+  Loaded l;
+  const std::string checkpoint = resolve_resume(o);
+  if (checkpoint.empty() && o.init == "random") fail("--resume auto: there is no checkpoint in " + o.out);
+  l.directory = checkpoint.empty() ? o.init : checkpoint;
+  if (!checkpoint.empty()) read_checkpoint_state(checkpoint);
+  o.init = l.directory;
+  complete_options(o);
+  l.tokenizer = open_tokenizer(o, l.directory);
+  l.config = resolve_model(o, 0);
+  l.ops = make_device(o, false);
+  check_memory(l.config, o, false);
+  l.parts = build_parts(*l.ops, l.config, o, false);
+  load_weights(l.directory, *l.parts.model);
+  return l;
+}
+
+}  // namespace
+
+int evaluate_only(Options o) {
+  watch_signals();
+  Loaded l = load_for_reading(o);
+  const std::optional<TokenizerInfo> info = info_of(l.tokenizer.get());
+  Corpus corpus(o.val_data, "validation", int(l.config.V), info ? &*info : nullptr);
+  EvalLoader loader(corpus, int(o.batch_size), int(l.config.T), o.eval_tokens);
+  const std::optional<double> loss = mean_loss(*l.parts.model, loader, o.batch_size, l.config.T, [] { return stop_signal() != 0; });
+  if (!loss) return signal_exit_code(stop_signal());
+  std::cout << l.directory << ": loss " << format("%.5f", *loss) << "  ppl " << format("%.3f", std::exp(*loss))
+            << "  over " << loader.tokens() << " tokens\n";
+  return 0;
+}
+
+int sample_text(Options o) {
+  o.batch_size = 1;
+  Loaded l = load_for_reading(o);
+  if (!l.tokenizer)
+    fail(cat(l.directory, ": no tokenizer beside the model"), "give --tokenizer FILE");
+  if (l.tokenizer->vocab_size() > l.config.V)
+    fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
+             " ids, the model ", l.directory, " has ", l.config.V));
+  std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
+  if (l.tokenizer->bos() >= 0 && !l.tokenizer->eos_goes_before()) ids.insert(ids.begin(), l.tokenizer->bos());
+  if (ids.empty() && l.tokenizer->eos() >= 0) ids.push_back(l.tokenizer->eos());
+  if (ids.empty()) fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
+  const SamplingConfig config{.tokens = o.sample_tokens, .temperature = o.temperature, .top_p = o.top_p,
+                              .seed = uint64_t(o.seed), .eos = l.tokenizer->eos()};
+  // Decoding the whole text each time: a token may be part of a character, or of the space before it.
+  std::string shown;
+  const auto show = [&](int32_t id) {
+    ids.push_back(id);
+    const std::string text = l.tokenizer->decode(ids);
+    if (text.size() > shown.size() && text.starts_with(shown)) std::cout << text.substr(shown.size()) << std::flush;
+    shown = text;
+  };
+  std::vector<int32_t> prompt = ids;
+  std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
+  sample(*l.parts.model, prompt, config, show);
+  std::cout << "\n";
+  return 0;
+}
+
+}  // namespace loqal

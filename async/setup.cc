@@ -1,0 +1,244 @@
+#include "async/setup.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iomanip>
+
+#include "core/file.h"
+#include "core/threads.h"
+
+namespace loqal {
+
+namespace fs = std::filesystem;
+
+std::string resolve_resume(Options& o) {
+  if (o.resume.empty()) return "";
+  const bool automatic = o.resume == "auto";
+  if (!automatic && fs::exists(o.resume + "/state.json")) {
+    if (!o.is_given("--out")) o.out = fs::path(o.resume).lexically_normal().parent_path().string();
+    if (o.out.empty()) o.out = ".";
+    return o.resume;
+  }
+  const std::string run = automatic ? o.out : o.resume;
+  const std::vector<std::string> found = list_checkpoints(run);
+  if (found.empty() && automatic) return "";
+  if (found.empty())
+    fail(cat("--resume ", o.resume, ": no checkpoint there (looked for state.json and step_*/state.json)"));
+  if (!automatic && !o.is_given("--out")) o.out = run;
+  return found.back();
+}
+
+namespace {
+
+void must_equal(const Options& o, const char* option, int64_t given, int64_t found) {
+  if (o.is_given(option) && given != found)
+    fail_usage(cat(option, " ", given, " contradicts --init ", o.init, ", which has ", found));
+}
+
+ModelConfig config_of_init(const Options& o) {
+  ModelConfig c = read_model_config(o.init);
+  must_equal(o, "--layers", o.layers, c.L);
+  must_equal(o, "--width", o.width, c.C);
+  must_equal(o, "--heads", o.heads, c.NH);
+  must_equal(o, "--kv-heads", o.kv_heads, c.NKV);
+  must_equal(o, "--head-dim", o.head_dim, c.HS);
+  must_equal(o, "--ffn", o.ffn, c.F);
+  must_equal(o, "--vocab", o.vocab, c.V);
+  if (c.arch == Arch::gpt2) must_equal(o, "--seq-len", o.seq_len, c.T);  // learned positions
+  else if (o.seq_len > 0) c.T = o.seq_len;
+  return c;
+}
+
+ModelConfig config_of_preset(const Options& o) {
+  ModelConfig c = preset_config(o.model);
+  const Arch preset_arch = c.arch;
+  if (!o.arch.empty()) c.arch = o.arch == "gpt2" ? Arch::gpt2 : Arch::llama;
+  const bool gpt2 = c.arch == Arch::gpt2, other_arch = c.arch != preset_arch;
+  if (other_arch) c.norm_eps = gpt2 ? 1e-5f : 1e-6f, c.tied = gpt2;
+  if (o.layers > 0) c.L = o.layers;
+  if (o.width > 0) c.C = o.width;
+  if (o.heads > 0) c.NH = o.heads;
+  c.NKV = o.kv_heads > 0 ? o.kv_heads : c.NH;
+  if (o.head_dim > 0) {
+    c.HS = o.head_dim;
+  } else if (o.width > 0 || o.heads > 0) {
+    if (c.C % c.NH)
+      fail_usage(cat("--heads ", c.NH, " does not divide --width ", c.C), "give --head-dim as well");
+    c.HS = c.C / c.NH;
+  }
+  // The usual widths: 4 C for GELU; 8/3 C for SwiGLU, which has a third matrix (Shazeer 2020).
+  if (o.ffn > 0) c.F = o.ffn;
+  else if (o.width > 0 || other_arch) c.F = gpt2 ? 4 * c.C : (8 * c.C / 3 + 15) / 16 * 16;
+  if (!o.tied.empty()) c.tied = o.tied == "true";
+  if (o.seq_len > 0) c.T = o.seq_len;
+  return c;
+}
+
+}  // namespace
+
+ModelConfig resolve_model(Options& o, int data_vocab) {
+  const bool from_directory = o.init != "random";
+  ModelConfig c = from_directory ? config_of_init(o) : config_of_preset(o);
+  if (!from_directory) {
+    if (o.vocab > 0) c.V = o.vocab;
+    else if (data_vocab > 0) c.V = data_vocab;
+  }
+  validate(c);
+  o.arch = c.arch_name(), o.layers = c.L, o.width = c.C, o.heads = c.NH, o.kv_heads = c.NKV, o.head_dim = c.HS;
+  o.ffn = c.F, o.vocab = c.V, o.seq_len = c.T, o.tied = c.tied ? "true" : "false";
+  return c;
+}
+
+void resolve_batch(Options& o, const ModelConfig& c) {
+  const int64_t per_pass = o.batch_size * c.T;
+  if (o.total_batch < 0) return;
+  if (o.total_batch % per_pass) {
+    const int64_t below = o.total_batch / per_pass * per_pass;
+    fail_usage(cat("--total-batch ", o.total_batch, " is no multiple of the ", per_pass,
+                   " tokens of one pass (--batch-size ", o.batch_size, " x --seq-len ", c.T, ")"),
+               cat("nearest: ", below ? cat(below, " or ") : "", below + per_pass));
+  }
+  o.grad_accum = o.total_batch / per_pass;
+  if (o.per_layer_updates && o.grad_accum > 1)
+    fail_usage(cat("--total-batch ", o.total_batch, " needs ", o.grad_accum,
+                   " passes, which contradicts --per-layer-updates"));
+}
+
+std::unique_ptr<Ops> make_device(Options& o, bool dry) {
+  auto ops = make_cpu_ops(int(o.threads), dry);
+  if (o.precision == "auto") o.precision = ops->has_fast_bf16() ? "bf16" : "fp32";
+  return ops;
+}
+
+Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool training) {
+  Parts parts;
+  const ModelOptions model_options{.B = o.batch_size,
+                                   .X = o.precision == "bf16" ? DType::BF16 : DType::F32,
+                                   .recompute = o.recompute == "block",
+                                   .training = training};
+  parts.model = std::make_unique<Model>(ops, config, model_options);
+  if (!training) return parts;
+  Model* model = parts.model.get();
+  const ParamAccess access{&model->table(), [model](int i) { return model->parameter(i); },
+                           [model](int i) { return model->compute_copy(i); }};
+  const AdamWConfig adamw{o.beta1, o.beta2, o.adam_eps, o.weight_decay};
+  parts.optimizer = std::make_unique<AdamW>(ops, access, adamw);
+  if (o.per_layer_updates)
+    parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *parts.optimizer);
+  else
+    parts.sink = std::make_unique<FullGradSink>(ops, model->table(), *parts.optimizer, o.grad_clip);
+  return parts;
+}
+
+void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
+  int64_t embedding = 0, matrices = 0, rest = 0;
+  for (const Param& p : table.params()) {
+    if (p.segment == Segment::frozen) continue;
+    const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
+    const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
+    (vocabulary || p.role == Role::position ? embedding : p.role == Role::matrix ? matrices : rest) += n;
+  }
+  const auto millions = [](int64_t n) { return double(n) / 1e6; };
+  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset << "): "
+      << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
+  if (c.NKV != c.NH) out << " (" << c.NKV << " key/value)";
+  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T << "\n"
+      << "parameters  " << millions(embedding + matrices + rest) << " M: " << millions(matrices)
+      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, " << millions(rest)
+      << " M in norms and biases\n";
+  out.unsetf(std::ios::floatfield);
+}
+
+void print_memory(std::ostream& out, const Ops& ops, int64_t program) {
+  const auto line = [&](const std::string& name, int64_t bytes) {
+    out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << std::fixed
+        << std::setprecision(1) << double(bytes) / (1 << 20) << " MiB\n";
+  };
+  out << "memory\n";
+  int64_t total = program;
+  for (const auto& [category, bytes] : ops.memory_table()) {
+    if (bytes) line(category, bytes);
+    total += bytes;
+  }
+  line("program and libraries", program);
+  line("total", total);
+  out.unsetf(std::ios::floatfield);
+}
+
+namespace {
+
+int64_t kib_of(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  std::string word;
+  int64_t value = 0;
+  while (in >> word)
+    if (word == key && in >> value) return value;
+  return 0;
+}
+
+// What the kernel says is available, or what the container's limit leaves.
+int64_t available_bytes() {
+  int64_t available = kib_of("/proc/meminfo", "MemAvailable:") << 10;
+  std::ifstream limit("/sys/fs/cgroup/memory.max"), used("/sys/fs/cgroup/memory.current");
+  int64_t most = 0, now = 0;
+  if (limit >> most && used >> now) available = std::min(available, most - now);
+  return available;
+}
+
+int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, bool training) {
+  options.batch_size = batch;
+  const auto dry = make_device(options, true);
+  const Parts parts = build_parts(*dry, config, options, training);
+  return dry->peak_bytes() + program_bytes(options);
+}
+
+}  // namespace
+
+int64_t program_bytes(const Options& o) {
+  const int64_t threads = o.threads > 0 ? o.threads : usable_cpus();
+  return (kib_of("/proc/self/status", "VmRSS:") << 10) + (int64_t(12) << 20) + threads * (int64_t(4) << 20);
+}
+
+void check_memory(const ModelConfig& config, const Options& o, bool training) {
+  const int64_t needed = total_bytes(config, o, o.batch_size, training), available = available_bytes();
+  if (needed <= available || available <= 0) return;
+  int64_t fits = 0;
+  for (int64_t low = 1, high = o.batch_size - 1; low <= high;) {
+    const int64_t middle = (low + high) / 2;
+    if (total_bytes(config, o, middle, training) <= available) fits = middle, low = middle + 1;
+    else high = middle - 1;
+  }
+  fail(cat("this needs ", needed >> 20, " MiB of memory, ", available >> 20, " MiB are available"),
+       fits ? cat("the largest --batch-size that fits is ", fits, "; --dry-run prints the table")
+            : "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a smaller model");
+}
+
+std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& checkpoint) {
+  std::string path = o.tokenizer;
+  if (path.empty() && !checkpoint.empty()) path = find_tokenizer(checkpoint);
+  return path.empty() ? nullptr : load_tokenizer(path);
+}
+
+std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer) {
+  if (!tokenizer) return {};
+  return TokenizerInfo{tokenizer->files().front(), tokenizer->vocab_size(), tokenizer->hash()};
+}
+
+int data_vocabulary(const std::vector<std::string>& patterns, const Tokenizer* tokenizer) {
+  if (tokenizer) return tokenizer->vocab_size();
+  for (const std::string& pattern : patterns)
+    for (const std::string& file : glob_files(pattern)) return read_shard_header(file).vocab_size;
+  return 0;
+}
+
+int64_t peak_rss() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t(usage.ru_maxrss) << 10;
+}
+
+}  // namespace loqal

@@ -1,0 +1,127 @@
+#include "data/corpus.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "data/sha256.h"
+
+namespace loqal {
+namespace {
+
+constexpr size_t kMaxOpen = 64;  // mapped shards; keeps address space and file tables small
+
+constexpr const char* kSameTokenizer = "tokenize all data with one tokenizer and give that one";
+
+std::vector<std::string> expand(const std::vector<std::string>& patterns, const std::string& role) {
+  std::vector<std::string> paths;
+  for (const std::string& pattern : patterns) {
+    const std::vector<std::string> found = glob_files(pattern);
+    if (found.empty())
+      fail(cat("no ", role, " data: no file matches '", pattern, "'"),
+           "check the folder and the name; make shards with ./tokenize");
+    paths.insert(paths.end(), found.begin(), found.end());
+  }
+  if (paths.empty()) fail(cat("no ", role, " data: no pattern given"));
+  std::sort(paths.begin(), paths.end());
+  paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
+  return paths;
+}
+
+int64_t windows_in(int64_t tokens, int T) { return tokens > 0 ? (tokens - 1) / T : 0; }
+
+}  // namespace
+
+Corpus::Corpus(const std::vector<std::string>& patterns, const std::string& role, int model_vocab,
+               const TokenizerInfo* tokenizer)
+    : role_(role), model_vocab_(model_vocab) {
+  for (const std::string& path : expand(patterns, role)) {
+    const ShardHeader header = read_shard_header(path);
+    files_.push_back({path, header.tokens});
+    tokens_ += header.tokens;
+    if (header.vocab_size > 0) check_agreement(files_.size() - 1, header);
+  }
+  shards_.resize(files_.size());
+  if (tokenizer && known_.vocab_size > 0) check_tokenizer(*tokenizer);
+}
+
+void Corpus::check_agreement(size_t file, const ShardHeader& header) {
+  const std::string& path = files_[file].path;
+  if (header.vocab_size > model_vocab_)
+    fail(cat(path, ": vocabulary size ", header.vocab_size, ", but the model has ", model_vocab_),
+         "give the model the shards' vocabulary (--vocab), or tokenize again");
+  if (known_.vocab_size == 0) {
+    known_ = header;
+    known_file_ = file;
+    return;
+  }
+  const std::string& first = files_[known_file_].path;
+  const auto same = [&](const char* what, const auto& a, const auto& b) {
+    if (a != b)
+      fail(cat(role_, " shards disagree: ", first, " has ", what, " ", a, ", ", path, " has ", b),
+           kSameTokenizer);
+  };
+  same("vocabulary size", known_.vocab_size, header.vocab_size);
+  same("tokenizer hash", to_hex(known_.tokenizer_hash), to_hex(header.tokenizer_hash));
+  same("row length", known_.row_length, header.row_length);
+  same("bos id", known_.bos, header.bos);
+  same("eos id", known_.eos, header.eos);
+  same("pad id", known_.pad, header.pad);
+}
+
+void Corpus::check_tokenizer(const TokenizerInfo& tokenizer) const {
+  const std::string& path = files_[known_file_].path;
+  if (tokenizer.vocab_size != known_.vocab_size)
+    fail(cat(path, " has vocabulary size ", known_.vocab_size, ", the tokenizer ", tokenizer.path,
+             " has ", tokenizer.vocab_size), kSameTokenizer);
+  if (known_.tokenizer_hash != 0 && tokenizer.hash != known_.tokenizer_hash)
+    fail(cat(path, " was made by the tokenizer with hash ", to_hex(known_.tokenizer_hash), ", ",
+             tokenizer.path, " has ", to_hex(tokenizer.hash)), kSameTokenizer);
+}
+
+int64_t Corpus::windows(int T) const {
+  int64_t total = 0;
+  for (const CorpusFile& file : files_) total += windows_in(file.tokens, T);
+  return total;
+}
+
+int64_t Corpus::dropped(int T) const { return tokens_ - windows(T) * T; }
+
+const Shard& Corpus::open(size_t file) {
+  if (shards_[file]) {
+    recent_.splice(recent_.begin(), recent_, std::find(recent_.begin(), recent_.end(), file));
+    return *shards_[file];
+  }
+  if (recent_.size() == kMaxOpen) {
+    shards_[recent_.back()].reset();
+    recent_.pop_back();
+  }
+  auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_);
+  if (shard->header().tokens != files_[file].tokens)
+    fail(cat(files_[file].path, ": had ", files_[file].tokens, " tokens at the start, now ",
+             shard->header().tokens), "do not rewrite shards under a running training");
+  shards_[file] = std::move(shard);
+  recent_.push_front(file);
+  return *shards_[file];
+}
+
+void Corpus::window(int64_t w, int T, int32_t* tokens, int32_t* targets) {
+  if (index_T_ != T) {
+    index_T_ = T;
+    first_window_.assign(1, 0);
+    for (const CorpusFile& file : files_)
+      first_window_.push_back(first_window_.back() + windows_in(file.tokens, T));
+    row_.resize(size_t(T) + 1);
+  }
+  LOQAL_ASSERT(w >= 0 && w < first_window_.back(), "window ", w, " of ", first_window_.back());
+  const auto next = std::upper_bound(first_window_.begin(), first_window_.end(), w);
+  const size_t file = size_t(next - first_window_.begin()) - 1;
+  const Shard& shard = open(file);
+  shard.read((w - first_window_[file]) * T, T + 1, row_.data());
+  std::copy(row_.begin(), row_.end() - 1, tokens);
+  std::copy(row_.begin() + 1, row_.end(), targets);
+  const ShardHeader& h = shard.header();
+  if (h.row_length > 0 && h.pad >= 0) std::replace(targets, targets + T, h.pad, -1);
+}
+
+}  // namespace loqal

@@ -1,0 +1,217 @@
+#include "model/checkpoint.h"
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "core/file.h"
+#include "core/safetensors.h"
+
+namespace loqal {
+
+namespace {
+
+constexpr int kStateVersion = 1;
+constexpr const char* kTokenizerNames[] = {"tokenizer.model", "spiece.model", "encoder.json", "vocab.json"};
+
+// GPT-2's published layout keeps the weights of its linear layers as [in, out] (Conv1D).
+bool stored_transposed(const Model& model, const Param& p) {
+  return model.config().arch == Arch::gpt2 && p.role == Role::matrix;
+}
+
+std::vector<int64_t> stored_shape(const Model& model, int i) {
+  const Param& p = model.table()[i];
+  if (p.shape.size() == 1) return p.shape;
+  if (stored_transposed(model, p)) return {p.cols(), p.rows()};
+  return {model.real_rows(i), p.cols()};
+}
+
+std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t cols) {
+  std::vector<float> y(x.size());
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < cols; c++) y[size_t(c * rows + r)] = x[size_t(r * cols + c)];
+  return y;
+}
+
+template <class F>
+void for_trainable(const ParamTable& table, const F& f) {
+  for (int i = 0; i < table.size(); i++)
+    if (table[i].segment == Segment::trainable) f(i);
+}
+
+FileSum write_model(const std::string& file, Model& model) {
+  SafetensorsWriter out(file);
+  for_trainable(model.table(), [&](int i) {
+    out.declare(model.table()[i].name, DType::F32, stored_shape(model, i));
+  });
+  std::vector<float> host;
+  for_trainable(model.table(), [&](int i) {
+    const Param& p = model.table()[i];
+    if (!std::isfinite(model.ops().sum_squares(model.parameter(i))))
+      fail_nonfinite(cat("parameter ", p.name, " is not finite; no checkpoint is written"));
+    host.resize(size_t(model.real_rows(i) * p.cols()));
+    model.ops().download(host.data(), model.parameter(i).row_slice(0, model.real_rows(i)));
+    if (stored_transposed(model, p)) host = transposed(host, p.rows(), p.cols());
+    out.write(host.data(), int64_t(host.size()) * 4);
+  });
+  return out.finish();
+}
+
+FileSum write_state(const std::string& file, Model& model, const AdamW& optimizer) {
+  SafetensorsWriter out(file);
+  const auto each = [&](const auto& f) {
+    for (const std::string& name : optimizer.state_names())
+      for_trainable(model.table(), [&](int i) {
+        f(name, i, optimizer.state(name, i).row_slice(0, model.real_rows(i)));
+      });
+  };
+  each([&](const std::string& name, int i, const Tensor& t) {
+    out.declare(name + "." + model.table()[i].name, DType::F32, {t.rows, t.cols});
+  });
+  std::vector<float> host;
+  each([&](const std::string&, int, const Tensor& t) {
+    host.resize(size_t(t.numel()));
+    model.ops().download(host.data(), t);
+    out.write(host.data(), t.numel() * 4);
+  });
+  return out.finish();
+}
+
+FileSum write_text(const std::string& file, const std::string& text) {
+  FileWriter out(file);
+  out.write(text);
+  return out.finish();
+}
+
+// The name of the same tensor in this file: with or without GPT-2's "transformer." prefix.
+std::string name_in_file(const SafetensorsReader& file, const std::string& name) {
+  constexpr std::string_view prefix = "transformer.";
+  if (!file.contains(name) && name.starts_with(prefix)) return name.substr(prefix.size());
+  return name;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); i++) text += cat(i ? ", " : "", shape[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
+                     const TokenizerFiles& tokenizer) {
+  AtomicDirectory dir(path);
+  Json files;
+  const auto record = [&](const std::string& name, const FileSum& sum) {
+    verify_file(dir.file(name), sum);
+    files[name] = {{"bytes", sum.bytes}, {"crc32", sum.crc32}};
+  };
+  record("model.safetensors", write_model(dir.file("model.safetensors"), model));
+  record("state.safetensors", write_state(dir.file("state.safetensors"), model, optimizer));
+  const Json config = to_hf_config(model.config(), tokenizer.bos, tokenizer.eos);
+  record("config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
+  for (const std::string& source : tokenizer.paths) {
+    std::string name = std::filesystem::path(source).filename();
+    if (name.ends_with(".model")) name = "tokenizer.model";
+    record(name, write_text(dir.file(name), read_file(source)));
+  }
+  state["version"] = kStateVersion;
+  state["adam_step"] = optimizer.step_count();
+  state["files"] = files;
+  write_text(dir.file("state.json"), dump_json(state, 2));
+  dir.commit();
+}
+
+Json read_checkpoint_state(const std::string& path) {
+  const std::string where = path + "/state.json";
+  if (!std::filesystem::exists(where))
+    fail(cat(path, ": not a checkpoint: state.json is missing"),
+         "give a step_NNNNNNNN directory, or a run's --out directory");
+  Json state = read_json(where);
+  const int version = get<int>(state, "version", where);
+  if (version != kStateVersion)
+    fail(cat(where, ": checkpoint version ", version, ", expected ", kStateVersion));
+  const Json files = get<Json>(state, "files", where);
+  for (const auto& [name, entry] : files.items())
+    verify_file(path + "/" + name, {get<int64_t>(entry, "bytes", where), get<uint32_t>(entry, "crc32", where)});
+  return state;
+}
+
+void load_weights(const std::string& path, Model& model) {
+  const SafetensorsReader file(path + "/model.safetensors");
+  std::set<std::string> known;
+  for_trainable(model.table(), [&](int i) {
+    const Param& p = model.table()[i];
+    const std::string name = name_in_file(file, p.name);
+    if (!file.contains(name)) fail(cat(file.path(), ": tensor ", p.name, " is missing"));
+    const std::vector<int64_t> expected = stored_shape(model, i), found = file.info(name).shape;
+    if (found != expected)
+      fail(cat(file.path(), ": tensor ", name, " has shape ", shape_text(found), ", expected ",
+               shape_text(expected)));
+    known.insert(name);
+    std::vector<float> host(size_t(model.real_rows(i) * p.cols()));
+    read_floats(file, name, host.data());
+    if (stored_transposed(model, p)) host = transposed(host, p.cols(), p.rows());
+    host.resize(size_t(p.numel()), 0.0f);  // the vocabulary's padding
+    model.ops().upload(model.parameter(i), host.data());
+  });
+  for (const TensorInfo& t : file.tensors())
+    if (!known.count(t.name))
+      fail(cat(file.path(), ": tensor ", t.name, " ", shape_text(t.shape), " is not part of this model"));
+  model.refresh_compute_copy();
+}
+
+void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer) {
+  load_weights(path, model);
+  const SafetensorsReader file(path + "/state.safetensors");
+  std::vector<float> host;
+  for (const std::string& name : optimizer.state_names())
+    for_trainable(model.table(), [&](int i) {
+      const std::string key = name + "." + model.table()[i].name;
+      const Tensor t = optimizer.state(name, i);
+      const std::vector<int64_t> expected = {model.real_rows(i), t.cols};
+      if (file.info(key).shape != expected)
+        fail(cat(file.path(), ": tensor ", key, " has shape ", shape_text(file.info(key).shape), ", expected ",
+                 shape_text(expected)));
+      host.assign(size_t(t.numel()), 0.0f);
+      read_floats(file, key, host.data());
+      model.ops().upload(t, host.data());
+    });
+  optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
+}
+
+ModelConfig read_model_config(const std::string& path) {
+  const std::string where = path + "/config.json";
+  if (!std::filesystem::exists(where))
+    fail(cat(path, ": config.json is missing"), "give a step_NNNNNNNN directory or a Hugging Face model's");
+  ModelConfig config = from_hf_config(read_json(where), where);
+  config.preset = path;
+  return config;
+}
+
+std::string find_tokenizer(const std::string& path) {
+  for (const char* name : kTokenizerNames)
+    if (std::filesystem::exists(path + "/" + name)) return path;
+  return "";
+}
+
+std::string checkpoint_name(const std::string& out, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "/step_%08lld", static_cast<long long>(step));
+  return out + name;
+}
+
+std::vector<std::string> list_checkpoints(const std::string& out) {
+  std::vector<std::string> found;
+  for (const std::string& path : glob_files(out + "/step_????????"))
+    if (std::filesystem::exists(path + "/state.json")) found.push_back(path);
+  return found;
+}
+
+void prune_checkpoints(const std::string& out, int64_t keep) {
+  const std::vector<std::string> all = list_checkpoints(out);
+  for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); i++) remove_tree(all[i]);
+}
+
+}  // namespace loqal

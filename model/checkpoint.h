@@ -1,0 +1,53 @@
+// Checkpoints: directories that hold a model as Hugging Face's transformers reads it, and beside it
+// everything else that an exact resume needs.
+//
+//     step_00000100/  model.safetensors  config.json  <tokenizer files>      (transformers loads these)
+//                     state.safetensors  state.json                          (optimizer, position, options)
+//
+// A directory is written beside, fsynced and renamed, so a crash or a full disk never harms the
+// previous one. state.json is written last and lists size and CRC-32 of the others.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+#include "model/model.h"
+#include "optim/optimizer.h"
+
+namespace loqal {
+
+/// Tokenizer files that travel with a model: path now, name in the directory.
+struct TokenizerFiles {
+  std::vector<std::string> paths;
+  int bos = -1, eos = -1;
+};
+
+/// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
+/// A parameter that is not finite is an error: the last good checkpoint stays the last one.
+void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
+                     const TokenizerFiles& tokenizer);
+
+/// state.json of a checkpoint, after checking that all files are there, whole, and of this version.
+Json read_checkpoint_state(const std::string& path);
+
+/// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
+void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer);
+
+/// Parameters alone, from a checkpoint or another directory with config.json and model.safetensors.
+/// Error naming tensor, shape found and shape expected; unknown and missing tensors are errors.
+void load_weights(const std::string& path, Model& model);
+
+/// The configuration of such a directory.
+ModelConfig read_model_config(const std::string& path);
+
+/// Where the tokenizer of such a directory lies (a model file or the directory itself), "" if nowhere.
+std::string find_tokenizer(const std::string& path);
+
+/// Complete step directories under `out`, oldest first; what a crash left unfinished is ignored.
+std::vector<std::string> list_checkpoints(const std::string& out);
+std::string checkpoint_name(const std::string& out, int64_t step);
+
+/// Removes all but the newest `keep` (0: keeps all).
+void prune_checkpoints(const std::string& out, int64_t keep);
+
+}  // namespace loqal

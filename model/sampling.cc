@@ -1,0 +1,54 @@
+#include "model/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/philox.h"
+
+namespace loqal {
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto likelier = [&](int32_t a, int32_t b) {
+    return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b;
+  };
+  if (temperature <= 0) return *std::min_element(order.begin(), order.end(), likelier);
+  std::sort(order.begin(), order.end(), likelier);
+  std::vector<double> weight;
+  double total = 0;
+  for (int32_t id : order) {
+    weight.push_back(std::exp(double(logits[size_t(id)] - logits[size_t(order[0])]) / temperature));
+    total += weight.back();
+  }
+  double kept = 0;
+  size_t count = 0;
+  while (count < weight.size() && (count == 0 || kept < top_p * total)) kept += weight[count++];
+  double point = u * kept;
+  for (size_t i = 0; i < count; i++) {
+    point -= weight[i];
+    if (point < 0) return order[i];
+  }
+  return order[count - 1];
+}
+
+std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt, const SamplingConfig& config,
+                            const std::function<void(int32_t)>& emit) {
+  LOQAL_ASSERT(!prompt.empty(), "sampling starts from at least one token");
+  const PhiloxStream stream(config.seed, Purpose::sample);
+  std::vector<int32_t> context = prompt, made;
+  const size_t window = size_t(model.config().T);
+  for (int64_t n = 0; n < config.tokens; n++) {
+    if (context.size() > window) context.erase(context.begin(), context.end() - int64_t(window));
+    const std::vector<float> logits = model.next_logits(context);
+    const int32_t id = sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n)));
+    made.push_back(id);
+    context.push_back(id);
+    emit(id);
+    if (id == config.eos) break;
+  }
+  return made;
+}
+
+}  // namespace loqal

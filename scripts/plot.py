@@ -1,0 +1,171 @@
+#!/usr/bin/python3
+"""Draws the loss of one or several runs against step, tokens and wall clock.
+
+    scripts/plot.py OUT... [-o FILE.png]      OUT: a run's directory, or its log.jsonl
+
+Light lines are the training loss of each step, strong ones its moving average, points the
+validation loss. One run is drawn to OUT/loss.png, several to ./loss.png. Needs no display.
+"""
+import argparse
+import bisect
+import json
+import math
+import os
+import sys
+
+
+def fail(message):
+    sys.exit(f"plot.py: {message}")
+
+
+try:
+    import matplotlib
+except ImportError:
+    fail("matplotlib is missing: scripts/install_deps.sh quickstart")
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
+
+SERIES = ("step", "tokens", "time", "loss")
+# field of the log, factor to the axis' unit, axis label
+PANELS = (
+    ("step", 1, "step"),
+    ("tokens", 1e-6, "tokens (millions)"),
+    ("time", 1 / 60, "wall clock (min)"),
+)
+
+
+def read_log(path):
+    """{"train": {"step": [...], ...}, "eval": ...} from the lines that are complete and finite."""
+    log = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+    runs = {kind: {key: [] for key in SERIES} for kind in ("train", "eval")}
+    try:
+        lines = open(log, encoding="utf-8", errors="replace").read().split("\n")
+    except OSError as error:
+        fail(f"{log}: cannot read the log: {error.strerror}")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # no line feed yet: being written, or cut by a crash
+                continue
+            fail(f"{log}:{number}: not a line of JSON")
+        if not isinstance(record, dict) or record.get("kind") not in runs:
+            continue
+        values = [to_float(record.get(key)) for key in SERIES]
+        if math.isfinite(values[0]) and math.isfinite(values[-1]):
+            for key, value in zip(SERIES, values):
+                runs[record["kind"]][key].append(value)
+    if not runs["train"]["loss"] and not runs["eval"]["loss"]:
+        fail(f'{log}: expected "train" or "eval" records with a finite loss, found none')
+    fill_time(runs)
+    return runs
+
+
+def to_float(value):
+    try:
+        return float(value)  # also of "nan", "inf", "-inf", as the log spells them
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def fill_time(runs):
+    """Validation lines need not have a time: theirs is that of the training step they follow."""
+    train, evals = runs["train"], runs["eval"]
+    for i, step in enumerate(evals["step"]):
+        if not math.isfinite(evals["time"][i]) and train["step"]:
+            before = bisect.bisect_right(train["step"], step) - 1
+            evals["time"][i] = train["time"][before] if before >= 0 else 0.0
+
+
+def smooth(values, window):
+    """Mean over `window` neighbours on both sides together, fewer at the ends."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    half = window // 2
+    bounds = ((max(0, i - half), min(len(values), i + half + 1)) for i in range(len(values)))
+    return [(sums[last] - sums[first]) / (last - first) for first, last in bounds]
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def loss_limits(runs):
+    """The bulk of all losses: the steep first steps and lone spikes may leave the picture."""
+    low, high = math.inf, -math.inf
+    for run in runs:
+        for losses, least in ((run["train"]["loss"], 0.002), (run["eval"]["loss"], 0.0)):
+            if losses:
+                low, high = min(low, percentile(losses, least)), max(high, percentile(losses, 0.93))
+    margin = 0.05 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def draw(axes, runs, names):
+    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    for index, (run, name) in enumerate(zip(runs, names)):
+        color = colors[index % len(colors)]
+        train, evals = run["train"], run["eval"]
+        window = max(1, len(train["loss"]) // 50)
+        smoothed = smooth(train["loss"], window)
+        for axis, (key, unit, _) in zip(axes, PANELS):
+            x = [value * unit for value in train[key]]
+            if window > 1:
+                axis.plot(x, train["loss"], color=color, alpha=0.22, linewidth=0.7)
+            axis.plot(x, smoothed, color=color, linewidth=1.6, label=f"{name}: training")
+            if evals["loss"]:
+                axis.plot([value * unit for value in evals[key]], evals["loss"], "o", color=color,
+                          markersize=5, markeredgecolor="white", markeredgewidth=0.7,
+                          label=f"{name}: validation")
+
+
+def plot(runs, names, output):
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
+    draw(axes, runs, names)
+    for axis, (_, _, label) in zip(axes, PANELS):
+        axis.set_xlabel(label)
+        axis.margins(x=0.02)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("loss (nats/token)")
+    axes[0].set_ylim(*loss_limits(runs))
+    handles, labels = axes[0].get_legend_handles_labels()
+    if len(names) <= 3:
+        axes[-1].legend(handles, labels, frameon=False, loc="upper right")
+    else:
+        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
+    try:
+        figure.savefig(output, dpi=130)
+    except (OSError, ValueError) as error:
+        fail(f"{output}: cannot write the picture: {error}")
+
+
+def run_names(paths):
+    """The directories' names, or the whole paths where those repeat."""
+    absolute = [os.path.abspath(path) for path in paths]
+    directories = [path if os.path.isdir(path) else os.path.dirname(path) for path in absolute]
+    names = [os.path.basename(directory) for directory in directories]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="+", metavar="OUT", help="a run's directory, or its log.jsonl")
+    parser.add_argument("-o", "--output", metavar="FILE.png")
+    options = parser.parse_args()
+    output = options.output
+    if output is None:
+        first = options.out[0]
+        directory = first if os.path.isdir(first) else os.path.dirname(first)
+        output = os.path.join(directory if len(options.out) == 1 else "", "loss.png")
+    plot([read_log(path) for path in options.out], run_names(options.out), output)
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

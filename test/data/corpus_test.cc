@@ -1,0 +1,116 @@
+#include "data/corpus.h"
+
+#include "test/data/data_test_util.h"
+
+namespace loqal {
+namespace {
+
+constexpr int32_t kTag = 0x6c61716c;
+
+class CorpusTest : public DataTest {
+ protected:
+  /// A shard with loqal's words: vocabulary and low half of the tokenizer hash.
+  void write_tagged(const std::string& name, int vocab, int32_t hash) const {
+    write(name, llmc_shard(distinct_ids(0, 11), {{3, kTag}, {4, 1}, {5, vocab}, {6, -1}, {7, 1},
+                                                 {8, -1}, {9, hash}}));
+  }
+};
+
+TEST_F(CorpusTest, WindowsTileEachShard) {
+  write("b_1.bin", llmc_shard(distinct_ids(100, 10)));
+  write("b_0.bin", llmc_shard(distinct_ids(0, 9)));
+  write("b_2.bin", llmc_shard(distinct_ids(200, 1)));
+  Corpus corpus({path("b_*.bin"), path("b_0.bin")}, "training", 1000);
+  ASSERT_EQ(corpus.files().size(), 3u);  // sorted, each once
+  EXPECT_EQ(corpus.files()[0].path, path("b_0.bin"));
+  EXPECT_EQ(corpus.tokens(), 20);
+  EXPECT_EQ(corpus.windows(4), 2 + 2 + 0);
+  EXPECT_EQ(corpus.dropped(4), 20 - 16);
+  int32_t in[4], out[4];
+  corpus.window(2, 4, in, out);  // the first of the second shard
+  EXPECT_EQ(in[0], 100);
+  EXPECT_EQ(out[3], 104);
+  corpus.window(1, 4, in, out);
+  EXPECT_EQ(in[0], 4);
+  EXPECT_EQ(out[3], 8);
+  corpus.window(7, 2, in, out);  // another T
+  EXPECT_EQ(in[0], 106);
+}
+
+TEST_F(CorpusTest, NoMatchIsAnImmediateError) {
+  write("a.bin", llmc_shard(distinct_ids(0, 9)));
+  EXPECT_ERROR(Corpus({path("a.bin"), path("c_*.bin")}, "validation", 10), "validation",
+               path("c_*.bin"));
+}
+
+// D1: the ids of a shard are checked when it is first needed, and name it.
+TEST_F(CorpusTest, IdsAreCheckedBeforeABatchOfThemIsUsed) {
+  write("a.bin", llmc_shard(distinct_ids(0, 9)));
+  write("b.bin", llmc_shard(distinct_ids(5, 9)));
+  Corpus corpus({path("*.bin")}, "training", 13);
+  int32_t in[8], out[8];
+  corpus.window(0, 8, in, out);
+  EXPECT_ERROR(corpus.window(1, 8, in, out), "b.bin", "token 8", "id 13", "size 13");
+}
+
+// D2: both files and both numbers.
+TEST_F(CorpusTest, DisagreementsNameBothSides) {
+  write_tagged("a.bin", 512, 7);
+  write_tagged("b.bin", 512, 8);
+  write_tagged("c.bin", 600, 7);
+  write("plain.bin", llmc_shard(distinct_ids(0, 11)));
+  const auto corpus = [&](std::vector<std::string> names, int vocab,
+                          const TokenizerInfo* tokenizer = nullptr) {
+    for (std::string& name : names) name = path(name);
+    return Corpus(names, "training", vocab, tokenizer);
+  };
+  EXPECT_ERROR(corpus({"a.bin"}, 511), "a.bin", "512", "511", "model");
+  EXPECT_ERROR(corpus({"a.bin", "b.bin"}, 512), "a.bin", "b.bin", "0007", "0008");
+  EXPECT_ERROR(corpus({"a.bin", "c.bin"}, 600), "a.bin", "c.bin", "512", "600");
+  const TokenizerInfo other_vocab{"t.model", 500, 7}, other_hash{"t.model", 512, 9},
+      same{"t.model", 512, 7};
+  EXPECT_ERROR(corpus({"a.bin"}, 512, &other_vocab), "a.bin", "512", "t.model", "500");
+  EXPECT_ERROR(corpus({"a.bin"}, 512, &other_hash), "a.bin", "0007", "t.model", "0009");
+  const Corpus good = corpus({"a.bin", "plain.bin"}, 512, &same);
+  EXPECT_EQ(good.vocab_size(), 512);
+  EXPECT_EQ(good.eos(), 1);
+  EXPECT_EQ(good.tokenizer_hash(), 7u);
+  EXPECT_EQ(corpus({"plain.bin"}, 512, &other_vocab).vocab_size(), 0);
+}
+
+TEST_F(CorpusTest, PaddingOfPaddedShardsIsNoTarget) {
+  const std::vector<uint16_t> ids = {5, 6, 1, 0, 0};
+  const auto file = [&](int row_length) {
+    return write("p.bin", llmc_shard(ids, {{3, kTag}, {4, 1}, {5, 10}, {6, -1}, {7, 1}, {8, 0},
+                                           {11, row_length}}));
+  };
+  int32_t in[4], out[4];
+  Corpus({file(5)}, "training", 10).window(0, 4, in, out);
+  EXPECT_EQ((std::vector<int32_t>(out, out + 4)), (std::vector<int32_t>{6, 1, -1, -1}));
+  EXPECT_EQ(in[3], 0);
+  Corpus({file(0)}, "training", 10).window(0, 4, in, out);  // packed: 0 is a token like any other
+  EXPECT_EQ(out[3], 0);
+}
+
+TEST_F(CorpusTest, MoreShardsThanStayOpen) {
+  for (int i = 0; i < 70; i++)
+    write(cat("s_", 100 + i, ".bin"), llmc_shard(distinct_ids(i * 5, 5)));
+  Corpus corpus({path("s_*.bin")}, "training", 1000);
+  int32_t in[4], out[4];
+  for (int pass = 0; pass < 2; pass++)
+    for (int i = 0; i < 70; i++) {
+      corpus.window(i, 4, in, out);
+      ASSERT_EQ(in[0], i * 5);
+    }
+}
+
+TEST_F(CorpusTest, ARewrittenShardIsNoticed) {
+  const std::string file = write("a.bin", llmc_shard(distinct_ids(0, 20)));
+  Corpus corpus({file}, "training", 100);
+  write("a.bin", llmc_shard(distinct_ids(0, 9)));
+  int32_t in[4], out[4];
+  EXPECT_ERROR(corpus.window(3, 4, in, out), "had 20 tokens", "now 9");
+}
+
+}  // namespace
+}  // namespace loqal
