@@ -35,7 +35,7 @@ endif
 HASH := \#
 probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
-ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean quickstart test sanitize bench format,$(or $(MAKECMDGOALS),all)),)
   WITH_DNNL          ?= $(call probe,dnnl.hpp,-ldnnl -fopenmp)
   WITH_SENTENCEPIECE ?= $(call probe,sentencepiece_trainer.h,-lsentencepiece -lsentencepiece_train)
 endif
@@ -57,7 +57,7 @@ DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/to
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
-.PHONY: all tests test quickstart bench lint format sanitize clean help summary
+.PHONY: all test-programs test quickstart bench lint format sanitize clean help summary
 .DELETE_ON_ERROR:
 
 all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
@@ -71,6 +71,9 @@ $(BIN)/tokenize: $(BUILD)/data/tokenize_main.o $(LIB_OBJ)
 $(BUILD)/run_tests: $(TEST_OBJ) $(LIB_OBJ)
 	$(CXX) $(CXXFLAGS) $^ -o $@ -lgtest -lgtest_main $(LDLIBS)
 
+$(BUILD)/step_bench: $(BUILD)/test/bench/step_bench.o $(LIB_OBJ)
+	$(CXX) $(CXXFLAGS) $^ -o $@ $(LDLIBS)
+
 $(BUILD)/%.o: %.cc Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(FLAGS_$(notdir $<)) -MMD -MP -c $< -o $@
@@ -83,7 +86,53 @@ $(BUILD)/train.o: train.cu Makefile
 # For omp_set_num_threads alone: oneDNN must not start threads of its own.
 FLAGS_gemm_dnnl.cc := -fopenmp
 
-tests: $(BIN)/train $(BIN)/tokenize $(BUILD)/run_tests
+test-programs: $(BIN)/train $(BIN)/tokenize $(BUILD)/run_tests
+
+summary:
+	@echo "built ./train ./tokenize with $$($(CXX) --version | head -n 1)"
+	@[ "$(WITH_DNNL)" = 1 ] || echo "left out: oneDNN (libdnnl-dev); matrix products use the built-in kernel, about half as fast"
+	@[ "$(WITH_SENTENCEPIECE)" = 1 ] || echo "left out: SentencePiece (libsentencepiece-dev); ./tokenize knows GPT-2's BPE only"
+	@echo "devices: CPU. GPU: not in this version"
+
+# ---- set-up, tests, checks ---------------------------------------------------------------------
+# These install what is missing, then call make again: what was installed is found by the new probe.
+quickstart:           ## install what is missing, build, train a small Llama on real text (3 minutes)
+	@scripts/install_deps.sh quickstart
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@scripts/quickstart.sh
+
+test:                 ## install what is missing, build, run all tests
+	@scripts/install_deps.sh test
+	@$(MAKE) --no-print-directory -j$(JOBS) test-programs
+	scripts/check_includes.sh
+	LOQAL_BIN_DIR=$(BIN) $(BUILD)/run_tests --gtest_brief=1
+
+sanitize:             ## the tests under ASan+UBSan, the threaded ones under TSan, the built-in GEMM
+	@scripts/install_deps.sh test
+	@$(MAKE) --no-print-directory -j$(JOBS) MODE=asan test-programs
+	LOQAL_BIN_DIR=build/asan build/asan/run_tests --gtest_brief=1 --gtest_filter='$(ASAN_TESTS)'
+	@$(MAKE) --no-print-directory -j$(JOBS) MODE=tsan build/tsan/run_tests
+	build/tsan/run_tests --gtest_brief=1 --gtest_filter='$(TSAN_TESTS)'
+ASAN_TESTS := *-MemoryTest.*:LearningTest.*:ScriptsTest.*:ReadmeTest.*
+TSAN_TESTS := ThreadPool*:Threads*:*Parity*
+
+bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json
+	@scripts/install_deps.sh bench
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/step_bench
+	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(PYTHON) test/bench/compare.py --bench $(BUILD)/step_bench --out build/bench.json
+
+lint:                 ## clang-tidy and cppcheck
+	@scripts/install_deps.sh lint
+	clang-tidy --quiet $(filter-out %gemm_dnnl.cc,$(LIB_SRC)) -- $(filter-out -march=native,$(CXXFLAGS))
+	cppcheck --quiet --std=c++20 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+	  --suppress=normalCheckLevelMaxBranches -I. -DLOQAL_DNNL=0 -DLOQAL_SENTENCEPIECE=1 $(LIB_SRC)
+
+format:               ## clang-format all sources
+	clang-format -i $(wildcard core/*.h core/*.cc ops/*.h ops/*.cc ops/cpu/*.h ops/cpu/*.cc data/*.h data/*.cc \
+	  optim/*.h optim/*.cc model/*.h model/*.cc async/*.h async/*.cc test/*/*.h test/*/*.cc train.cu)
+
+help:                 ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 clean:                ## remove everything that was built
 	rm -rf build train tokenize

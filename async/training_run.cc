@@ -89,7 +89,7 @@ void TrainingRun::prepare() {
     saved_ = read_checkpoint_state(checkpoint_);
     const std::string where = checkpoint_ + "/state.json";
     take_saved_options(o_, get<Json>(saved_, "options", where), where, notice_);
-  } else if (JsonlLog::exists(o_.out + "/log.jsonl")) {
+  } else if (o_.resume.empty() && JsonlLog::exists(o_.out + "/log.jsonl")) {
     fail(cat(o_.out, "/log.jsonl: this directory already holds a run"),
          cat("continue it with --resume ", o_.out, ", or choose another --out"));
   }
@@ -152,11 +152,14 @@ double time_in_log(const std::string& path, int64_t step) {
 
 void TrainingRun::open_log() {
   const std::string path = o_.out + "/log.jsonl";
-  if (checkpoint_.empty()) {
+  if (o_.resume.empty()) {
     log_ = std::make_unique<JsonlLog>(path);
   } else {
-    time_before_ = time_in_log(path, step_);
-    log_ = std::make_unique<JsonlLog>(path, step_);
+    // --resume auto after a crash before the first checkpoint: all that was logged moves aside.
+    const int64_t from = checkpoint_.empty() ? -1 : step_;
+    time_before_ = time_in_log(path, from);
+    log_ = std::make_unique<JsonlLog>(path, from);
+    set_aside_checkpoints_after(o_.out, step_);
   }
   start_ = Clock::now();
 }

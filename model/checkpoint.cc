@@ -1,5 +1,7 @@
 #include "model/checkpoint.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -89,6 +91,15 @@ std::string name_in_file(const SafetensorsReader& file, const std::string& name)
   constexpr std::string_view prefix = "transformer.";
   if (!file.contains(name) && name.starts_with(prefix)) return name.substr(prefix.size());
   return name;
+}
+
+// The number in step_00000100; -1 for any other name.
+int64_t step_of(const std::string& name) {
+  constexpr std::string_view prefix = "step_";
+  if (!name.starts_with(prefix) || name.size() < prefix.size() + 8) return -1;
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  return error == std::errc() && end == name.data() + name.size() ? step : -1;
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -203,15 +214,30 @@ std::string checkpoint_name(const std::string& out, int64_t step) {
 }
 
 std::vector<std::string> list_checkpoints(const std::string& out) {
-  std::vector<std::string> found;
-  for (const std::string& path : glob_files(out + "/step_????????"))
-    if (std::filesystem::exists(path + "/state.json")) found.push_back(path);
-  return found;
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code none;  // no such directory: no checkpoints
+  for (const auto& entry : std::filesystem::directory_iterator(out, none)) {
+    const std::string name = entry.path().filename();
+    const int64_t step = step_of(name);
+    if (step >= 0 && std::filesystem::exists(entry.path() / "state.json")) found.push_back({step, out + "/" + name});
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (const auto& [step, path] : found) paths.push_back(path);
+  return paths;
 }
 
 void prune_checkpoints(const std::string& out, int64_t keep) {
   const std::vector<std::string> all = list_checkpoints(out);
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); i++) remove_tree(all[i]);
+}
+
+void set_aside_checkpoints_after(const std::string& out, int64_t step) {
+  for (const std::string& path : list_checkpoints(out)) {
+    if (step_of(std::filesystem::path(path).filename()) <= step) continue;
+    remove_tree(path + ".superseded");
+    std::filesystem::rename(path, path + ".superseded");
+  }
 }
 
 }  // namespace loqal

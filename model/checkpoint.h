@@ -50,4 +50,8 @@ std::string checkpoint_name(const std::string& out, int64_t step);
 /// Removes all but the newest `keep` (0: keeps all).
 void prune_checkpoints(const std::string& out, int64_t keep);
 
+/// For a resume from `step`: renames the checkpoints of later steps to *.superseded. They belong to a
+/// branch that is left, and must not be taken for the newest ones of the branch that begins.
+void set_aside_checkpoints_after(const std::string& out, int64_t step);
+
 }  // namespace loqal

@@ -20,7 +20,8 @@ typedef int32_t vi __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t vu __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t vh __attribute__((vector_size(kWidth * 2)));
 
-inline vf splat(float x) { return vf{} + x; }
+/// x in all lanes. As x - 0, which the compiler may drop even for a signed zero: one broadcast.
+inline vf splat(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
   vf v;
