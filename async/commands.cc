@@ -7,6 +7,7 @@
 #include "async/setup.h"
 #include "async/signals.h"
 #include "async/training_run.h"
+#include "core/json.h"
 #include "model/sampling.h"
 
 namespace loqal {
@@ -43,13 +44,18 @@ struct Loaded {
 };
 
 Loaded load_for_reading(Options& o) {
+  complete_options(o);
   Loaded l;
   const std::string checkpoint = resolve_resume(o);
   if (checkpoint.empty() && o.init == "random") fail("--resume auto: there is no checkpoint in " + o.out);
   l.directory = checkpoint.empty() ? o.init : checkpoint;
-  if (!checkpoint.empty()) read_checkpoint_state(checkpoint);
+  if (!checkpoint.empty()) {
+    const Json state = read_checkpoint_state(checkpoint);
+    const std::string where = checkpoint + "/state.json";
+    if (o.val_data.empty())
+      o.val_data = get<std::vector<std::string>>(get<Json>(state, "options", where), "val-data", where);
+  }
   o.init = l.directory;
-  complete_options(o);
   l.tokenizer = open_tokenizer(o, l.directory);
   l.config = resolve_model(o, 0);
   l.ops = make_device(o, false);
@@ -64,6 +70,7 @@ Loaded load_for_reading(Options& o) {
 int evaluate_only(Options o) {
   watch_signals();
   Loaded l = load_for_reading(o);
+  if (o.val_data.empty()) fail_usage("--eval-only needs --val-data");
   const std::optional<TokenizerInfo> info = info_of(l.tokenizer.get());
   Corpus corpus(o.val_data, "validation", int(l.config.V), info ? &*info : nullptr);
   EvalLoader loader(corpus, int(o.batch_size), int(l.config.T), o.eval_tokens);
@@ -83,8 +90,8 @@ int sample_text(Options o) {
     fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
              " ids, the model ", l.directory, " has ", l.config.V));
   std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
-  if (l.tokenizer->bos() >= 0 && !l.tokenizer->eos_goes_before()) ids.insert(ids.begin(), l.tokenizer->bos());
-  if (ids.empty() && l.tokenizer->eos() >= 0) ids.push_back(l.tokenizer->eos());
+  const int start = read_start_token(l.directory);
+  if (start >= 0 && start < l.tokenizer->vocab_size()) ids.insert(ids.begin(), start);
   if (ids.empty()) fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
   const SamplingConfig config{.tokens = o.sample_tokens, .temperature = o.temperature, .top_p = o.top_p,
                               .seed = uint64_t(o.seed), .eos = l.tokenizer->eos()};

@@ -133,7 +133,8 @@ std::string OptionTable::help() const {
   for (const Entry& e : entries_) {
     if (e.section != section) text += "\n" + (section = e.section) + "\n";
     std::string left = "  " + e.name + (e.value_name.empty() ? "" : " " + e.value_name);
-    left.resize(std::max<size_t>(left.size() + 1, 27), ' ');
+    if (left.size() > 26) left += "\n";
+    left.resize(left.ends_with("\n") ? left.size() + 27 : 27, ' ');
     const std::string shown = default_text(e.get());
     text += left + e.help + (shown.empty() ? "" : " [" + shown + "]") + "\n";
   }

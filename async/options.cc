@@ -8,6 +8,7 @@
 
 #include "async/option_table.h"
 #include "core/file.h"
+#include "core/json.h"
 #include "model/config.h"
 
 namespace loqal {
@@ -24,7 +25,7 @@ void add_all(OptionTable& t, Options& o) {
   t.list("--val-data", o.val_data, "token shards to evaluate on", run);
   t.text("--tokenizer", o.tokenizer, "SentencePiece model or GPT-2 folder: checked against the shards, saved along", run);
   t.section("model");
-  t.text("--model", o.model, "preset: " + OptionTable::join(preset_names()), trajectory);
+  t.text("--model", o.model, "preset, see the list below", trajectory);
   t.choice("--arch", o.arch, {"gpt2", "llama"}, "override the preset, as do the sizes below", trajectory);
   t.integer("--layers", o.layers, 1, 10000, "transformer blocks", trajectory);
   t.integer("--width", o.width, 1, 1 << 20, "channels of the residual stream", trajectory);
@@ -82,7 +83,7 @@ int line_of(const std::string& text, const std::string& key, int occurrence) {
     const size_t begin = line.find_first_not_of(" \t\"");
     if (begin == std::string::npos || line.compare(begin, key.size(), key) != 0) continue;
     const size_t after = line.find_first_not_of(" \t\"", begin + key.size());
-    if (after != std::string::npos && line[after] == '=' && occurrence-- == 0) return number;
+    if ((after == std::string::npos || line[after] == '=') && occurrence-- == 0) return number;
   }
   return 0;
 }
@@ -153,7 +154,8 @@ bool parse_options(int argc, char** argv, Options& options) {
   }
   if (help) std::cout << kVersion << "\n\nusage: ./train --train-data FILES [options]\n" << table.help()
                       << "\n  --config FILE            TOML with the same names; the command line wins\n"
-                         "  --version\n";
+                         "  --version\n\npresets: "
+                      << OptionTable::join(preset_names()) << "\n";
   if (version) std::cout << kVersion << "\n";
   if (help || version) return false;
   for (const std::string& name : table.names())
@@ -178,7 +180,6 @@ void complete_options(Options& o) {
   if (o.warmup < 0) o.warmup = o.steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
   if (o.min_lr > o.lr) fail_usage(cat("--min-lr ", o.min_lr, ": must not be above --lr ", o.lr));
-  if (o.eval_only && o.val_data.empty()) fail_usage("--eval-only needs --val-data");
   if ((o.eval_only || o.sampling()) && o.resume.empty() && o.init == "random")
     fail_usage(cat(o.eval_only ? "--eval-only" : "--sample", " needs a trained model"),
                "give --resume RUN or --init DIRECTORY");

@@ -41,6 +41,14 @@ Schedule schedule_of(const Options& o) {
           .steps = o.steps};
 }
 
+// The id that stands before a text in this data: bos if the corpus begins with it, else the eos of the
+// text before.
+int start_token(Corpus& corpus) {
+  int32_t first = 0, second = 0;
+  corpus.window(0, 1, &first, &second);
+  return corpus.bos() >= 0 && first == corpus.bos() ? corpus.bos() : corpus.eos();
+}
+
 class TrainingRun {
  public:
   explicit TrainingRun(Options options) : o_(std::move(options)) {}
@@ -89,9 +97,6 @@ void TrainingRun::prepare() {
     saved_ = read_checkpoint_state(checkpoint_);
     const std::string where = checkpoint_ + "/state.json";
     take_saved_options(o_, get<Json>(saved_, "options", where), where, notice_);
-  } else if (o_.resume.empty() && JsonlLog::exists(o_.out + "/log.jsonl")) {
-    fail(cat(o_.out, "/log.jsonl: this directory already holds a run"),
-         cat("continue it with --resume ", o_.out, ", or choose another --out"));
   }
   complete_options(o_);
   tokenizer_ = open_tokenizer(o_, checkpoint_);
@@ -111,6 +116,9 @@ void TrainingRun::prepare() {
   } else {
     o_.eval_every = 0;
   }
+  if (o_.resume.empty() && JsonlLog::exists(o_.out + "/log.jsonl"))
+    fail(cat(o_.out, "/log.jsonl: this directory already holds a run"),
+         cat("continue it with --resume ", o_.out, ", or choose another --out"));
   ops_ = make_device(o_, false);
   create_directories(o_.out);
   check_memory(config_, o_, true);
@@ -189,7 +197,7 @@ void TrainingRun::announce() {
   print_model(std::cout, config_, table);
   const int T = int(config_.T);
   std::cout << "data        " << train_corpus_->tokens() << " tokens in " << train_corpus_->files().size()
-            << " shards, " << loader_->rows_per_epoch() << " windows of " << T << ", "
+            << (train_corpus_->files().size() == 1 ? " shard, " : " shards, ") << loader_->rows_per_epoch() << " windows of " << T << ", "
             << train_corpus_->dropped(T) << " tokens are no target";
   if (val_corpus_) std::cout << "; evaluation on " << eval_loader_->tokens() << " tokens";
   std::cout << "\nrun         " << o_.steps << " steps x " << per_step << " tokens (batch " << o_.batch_size << " x "
@@ -226,8 +234,8 @@ void TrainingRun::save(bool final) {
                             {"files", train_corpus_->files().size()},
                             {"tokens", train_corpus_->tokens()}}},
                 {"options", options_to_json(o_, false)}};
-  TokenizerFiles files{{}, train_corpus_->bos(), train_corpus_->eos()};
-  if (tokenizer_) files = {tokenizer_->files(), tokenizer_->bos(), tokenizer_->eos()};
+  TokenizerFiles files{{}, start_token(*train_corpus_), train_corpus_->eos()};
+  if (tokenizer_) files.paths = tokenizer_->files();
   try {
     save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), files);
   } catch (const Error& e) {
@@ -278,10 +286,12 @@ int TrainingRun::run() {
   restore();
   open_log();
   announce();
+  int64_t attempted = step_;
   try {
     if (due(o_.eval_every) && !evaluated_) evaluate();
     while (step_ < o_.steps && !stop_signal()) {
       const Clock::time_point begin = Clock::now();
+      attempted = step_ + 1;
       const std::optional<StepResult> result = trainer_->step([] { return stop_signal() != 0; });
       if (!result) break;
       step_ = trainer_->steps_done();
@@ -295,7 +305,7 @@ int TrainingRun::run() {
     if (e.exit_code != Exit::nonfinite) throw;
     const std::string last = last_saved_.empty() ? checkpoint_ : last_saved_;
     finish(cat("stopped: ", e.what()), 3);
-    throw Error(Exit::nonfinite, cat("step ", step_ + 1, ": ", e.what()),
+    throw Error(Exit::nonfinite, cat("step ", attempted, ": ", e.what()),
                 (last.empty() ? "no checkpoint was written before it" : "the last good checkpoint is " + last) +
                     "; a lower --lr, a longer --warmup or --precision fp32 may help");
   }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/file.h"
+#include "core/json.h"
 #include "core/safetensors.h"
 
 namespace loqal {
@@ -120,7 +121,7 @@ void save_checkpoint(const std::string& path, Model& model, const AdamW& optimiz
   };
   record("model.safetensors", write_model(dir.file("model.safetensors"), model));
   record("state.safetensors", write_state(dir.file("state.safetensors"), model, optimizer));
-  const Json config = to_hf_config(model.config(), tokenizer.bos, tokenizer.eos);
+  const Json config = to_hf_config(model.config(), tokenizer.start, tokenizer.eos);
   record("config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
   for (const std::string& source : tokenizer.paths) {
     std::string name = std::filesystem::path(source).filename();
@@ -190,6 +191,11 @@ void load_checkpoint(const std::string& path, const Json& state, Model& model, A
       model.ops().upload(t, host.data());
     });
   optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
+}
+
+int read_start_token(const std::string& path) {
+  const std::string where = path + "/config.json";
+  return get_or<int>(read_json(where), "bos_token_id", where, -1);
 }
 
 ModelConfig read_model_config(const std::string& path) {

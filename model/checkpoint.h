@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 
@@ -19,7 +19,8 @@ namespace loqal {
 /// Tokenizer files that travel with a model: path now, name in the directory.
 struct TokenizerFiles {
   std::vector<std::string> paths;
-  int bos = -1, eos = -1;
+  int start = -1;  ///< the id that texts begin with in the training data; "bos_token_id" in config.json
+  int eos = -1;
 };
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
@@ -36,6 +37,9 @@ void load_checkpoint(const std::string& path, const Json& state, Model& model, A
 /// Parameters alone, from a checkpoint or another directory with config.json and model.safetensors.
 /// Error naming tensor, shape found and shape expected; unknown and missing tensors are errors.
 void load_weights(const std::string& path, Model& model);
+
+/// "bos_token_id" of such a directory's config.json: the id that a text starts with; -1: none.
+int read_start_token(const std::string& path);
 
 /// The configuration of such a directory.
 ModelConfig read_model_config(const std::string& path);

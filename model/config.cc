@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include "core/error.h"
+#include "core/json.h"
 #include "core/suggest.h"
 
 namespace loqal {

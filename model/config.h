@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 
 namespace loqal {
 
@@ -46,7 +46,7 @@ void validate(const ModelConfig& config);
 double flops_per_token(const ModelConfig& config);
 
 /// Hugging Face's config.json for this model, and back (Error names the file and the key).
-Json to_hf_config(const ModelConfig& config, int bos, int eos);
+Json to_hf_config(const ModelConfig& config, int bos, int eos);  ///< ids: -1 is null
 ModelConfig from_hf_config(const Json& json, const std::string& where);
 
 }  // namespace loqal

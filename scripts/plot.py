@@ -59,7 +59,7 @@ def read_log(path):
                 runs[record["kind"]][key].append(value)
     if not runs["train"]["loss"] and not runs["eval"]["loss"]:
         fail(f'{log}: expected "train" or "eval" records with a finite loss, found none')
-    fill_time(runs)
+    place_evaluations(runs)
     return runs
 
 
@@ -70,13 +70,15 @@ def to_float(value):
         return math.nan
 
 
-def fill_time(runs):
-    """Validation lines need not have a time: theirs is that of the training step they follow."""
+def place_evaluations(runs):
+    """Where validation points stand on the axes: behind the training step they follow. Their own
+    "tokens" are those of the evaluation, and a "time" need not be there."""
     train, evals = runs["train"], runs["eval"]
-    for i, step in enumerate(evals["step"]):
-        if not math.isfinite(evals["time"][i]) and train["step"]:
-            before = bisect.bisect_right(train["step"], step) - 1
-            evals["time"][i] = train["time"][before] if before >= 0 else 0.0
+    for i, step in enumerate(evals["step"] if train["step"] else []):
+        before = bisect.bisect_right(train["step"], step) - 1
+        for key in ("tokens", "time"):
+            if key == "tokens" or not math.isfinite(evals[key][i]):
+                evals[key][i] = train[key][before] if before >= 0 else 0.0
 
 
 def smooth(values, window):
