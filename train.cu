@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report("out of memory", "--dry-run prints what a run needs", loqal::Exit::failure);
   } catch (const std::exception& e) {
-    return report(e.what(), "this is a mistake in loqal; please report it with the command", loqal::Exit::failure);
+    return report(e.what(), "this is a mistake in loqal; please report it with the command",
+                  loqal::Exit::failure);
   }
 }

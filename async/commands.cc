@@ -25,7 +25,7 @@ int dry_run(Options o) {
   std::cout << "run         " << o.steps << " steps x " << per_step << " tokens = "
             << short_number(double(o.steps * per_step)) << " tokens, " << o.precision << ", "
             << format("%.3g", flops_per_token(config) * double(per_step)) << " FLOP a step\n";
-  print_memory(std::cout, *ops, program);
+  print_memory(std::cout, *ops, program + staging_bytes(parts.model->table()));
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
     std::cout << "  --" << name << " " << dump_json(value) << "\n";

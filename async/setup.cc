@@ -164,7 +164,7 @@ void print_memory(std::ostream& out, const Ops& ops, int64_t program) {
     if (bytes) line(category, bytes);
     total += bytes;
   }
-  line("program and libraries", program);
+  line("program and staging", program);
   line("total", total);
   out.unsetf(std::ios::floatfield);
 }
@@ -193,7 +193,7 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   options.batch_size = batch;
   const auto dry = make_device(options, true);
   const Parts parts = build_parts(*dry, config, options, training);
-  return dry->peak_bytes() + program_bytes(options);
+  return dry->peak_bytes() + program_bytes(options) + staging_bytes(parts.model->table());
 }
 
 }  // namespace
@@ -201,6 +201,12 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
 int64_t program_bytes(const Options& o) {
   const int64_t threads = o.threads > 0 ? o.threads : usable_cpus();
   return (kib_of("/proc/self/status", "VmRSS:") << 10) + (int64_t(12) << 20) + threads * (int64_t(4) << 20);
+}
+
+int64_t staging_bytes(const ParamTable& table) {
+  int64_t largest = 0;
+  for (const Param& p : table.params()) largest = std::max(largest, p.numel());
+  return largest * int64_t(sizeof(float));
 }
 
 void check_memory(const ModelConfig& config, const Options& o, bool training) {

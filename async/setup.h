@@ -40,11 +40,14 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, b
 
 /// Parameter counts and the memory table of `ops`, in MiB.
 void print_model(std::ostream& out, const ModelConfig& config, const ParamTable& table);
-/// `program`: see program_bytes().
+/// `program`: program_bytes() and staging_bytes().
 void print_memory(std::ostream& out, const Ops& ops, int64_t program);
 
 /// What the process holds besides Ops::alloc: code, libraries, packing buffers of the GEMMs. Bytes.
 int64_t program_bytes(const Options& options);
+
+/// The host's copy of one tensor, the largest: each passes through it when it is made, loaded or saved.
+int64_t staging_bytes(const ParamTable& table);
 
 /// Builds the parts on a dry device and compares with the memory that is free: Error with the table and
 /// the largest --batch-size that fits, before anything is allocated.

@@ -2,27 +2,31 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 namespace loqal {
 
 namespace {
 
-volatile std::sig_atomic_t g_signal = 0;  // all that a handler may safely write
-
-void on_signal(int signal) {
-  if (g_signal != 0) _exit(signal_exit_code(signal));  // files are replaced by renames: nothing is torn
-  g_signal = signal;
-}
+std::atomic<int> g_signal = 0;
 
 }  // namespace
 
+// A thread that waits for signals, and no handler: oneDNN's generated GEMM code uses the stack pointer
+// for other things, and a handler that the kernel starts in the middle of it writes into the heap
+// (oneDNN 2.6.3: one SIGTERM in eight crashed the program).
 void watch_signals() {
-  struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);  // threads that start later inherit it
+  std::thread([set] {
+    for (int signal = 0; sigwait(&set, &signal) == 0;)
+      if (g_signal.exchange(signal) != 0) _exit(signal_exit_code(signal));  // renames: no file is torn
+  }).detach();
 }
 
 int stop_signal() { return g_signal; }

@@ -3,7 +3,7 @@
 
 namespace loqal {
 
-/// Installs the handlers for SIGINT and SIGTERM.
+/// Starts to watch for SIGINT and SIGTERM. Call it before any other thread starts.
 void watch_signals();
 
 /// The signal that asked for an end (SIGINT or SIGTERM), 0 if none has come.

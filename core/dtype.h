@@ -9,8 +9,8 @@ namespace loqal {
 
 enum class DType : int { F64, F32, BF16, F16, I64, I32, U32, U16, U8, I8 };
 
-size_t size_of(DType type);           ///< bytes per element
-const char* name_of(DType type);      ///< "F32", as in a safetensors header
+size_t size_of(DType type);       ///< bytes per element
+const char* name_of(DType type);  ///< "F32", as in a safetensors header
 DType dtype_from_name(const std::string& name, const std::string& where);  ///< Error names `where`
 
 /// bfloat16: the upper half of an fp32. Conversion rounds to nearest even and keeps NaN a NaN.
@@ -33,15 +33,28 @@ inline bf16 to_bf16(float x) {
 template <class T>
 T from_float(float x);
 template <>
-inline float from_float<float>(float x) { return x; }
+inline float from_float<float>(float x) {
+  return x;
+}
 template <>
-inline bf16 from_float<bf16>(float x) { return to_bf16(x); }
+inline bf16 from_float<bf16>(float x) {
+  return to_bf16(x);
+}
 
 template <class T>
 constexpr DType dtype_of();
-template <> constexpr DType dtype_of<float>() { return DType::F32; }
-template <> constexpr DType dtype_of<bf16>() { return DType::BF16; }
-template <> constexpr DType dtype_of<int32_t>() { return DType::I32; }
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::F32;
+}
+template <>
+constexpr DType dtype_of<bf16>() {
+  return DType::BF16;
+}
+template <>
+constexpr DType dtype_of<int32_t>() {
+  return DType::I32;
+}
 
 float half_to_float(uint16_t bits);  ///< IEEE binary16 to fp32, subnormals included
 

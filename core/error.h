@@ -36,11 +36,11 @@ std::string cat(const Args&... args) {
 }
 
 /// For mistakes of the program, not of the user.
-#define LOQAL_ASSERT(condition, ...)                                                          \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]]                                                            \
-      throw std::logic_error(::loqal::cat(__FILE__, ":", __LINE__, ": ", #condition, ": ",    \
-                                          __VA_ARGS__));                                      \
+#define LOQAL_ASSERT(condition, ...)                                                   \
+  do {                                                                                 \
+    if (!(condition)) [[unlikely]]                                                     \
+      throw std::logic_error(                                                          \
+          ::loqal::cat(__FILE__, ":", __LINE__, ": ", #condition, ": ", __VA_ARGS__)); \
   } while (0)
 
 }  // namespace loqal

@@ -237,7 +237,8 @@ std::vector<std::string> glob_files(const std::string& pattern) {
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
   const bool no_folder = result == GLOB_ABORTED && (error == ENOENT || error == ENOTDIR);
-  if (result != 0 && result != GLOB_NOMATCH && !no_folder) fail_errno(pattern, "list the matching files", error);
+  if (result != 0 && result != GLOB_NOMATCH && !no_folder)
+    fail_errno(pattern, "list the matching files", error);
   std::sort(paths.begin(), paths.end());
   return paths;
 }

@@ -6,7 +6,8 @@ int ParamTable::add(const std::string& name, std::vector<int64_t> shape, int gro
                     Segment segment) {
   LOQAL_ASSERT(group_begin_.empty(), "the table is committed; cannot add ", name);
   LOQAL_ASSERT(!shape.empty() && shape.size() <= 2, name, " must have 1 or 2 dimensions");
-  LOQAL_ASSERT(params_.empty() ? group == 0 : group - params_.back().group <= 1 && group >= params_.back().group,
+  LOQAL_ASSERT(params_.empty() ? group == 0
+                               : group - params_.back().group <= 1 && group >= params_.back().group,
                name, ": groups must be registered in order");
   LOQAL_ASSERT(find(name) < 0, name, " is registered twice");
   params_.push_back({name, std::move(shape), group, role, segment});
@@ -40,8 +41,8 @@ int64_t ParamTable::numel() const {
 
 Tensor ParamTable::view(int index, void* base, DType dtype) const {
   const Param& p = (*this)[index];
-  return {base ? static_cast<char*>(base) + p.offset * int64_t(size_of(dtype)) : nullptr, dtype, p.rows(),
-          p.cols()};
+  return {base ? static_cast<char*>(base) + p.offset * int64_t(size_of(dtype)) : nullptr, dtype,
+          p.rows(), p.cols()};
 }
 
 }  // namespace loqal

@@ -2,10 +2,10 @@
 // somebody else's (Ops::alloc). Checkpoints, optimizer state, per-layer updates and the dry run are
 // all derived from this one table.
 //
-// Two typed segments: `trainable` (fp32; gradients, optimizer state and a bf16 copy share its offsets)
-// and `frozen` (values that no optimizer touches: rotary tables now, quantized blocks later).
-// Layout of a segment: group by group (a group is what completes its gradient together:
-// the embeddings, one transformer block, the head), each tensor aligned to kAlign elements.
+// Two typed segments: `trainable` (fp32; gradients, optimizer state and a bf16 copy share its
+// offsets) and `frozen` (values that no optimizer touches: rotary tables now, quantized blocks
+// later). Layout of a segment: group by group (a group is what completes its gradient together: the
+// embeddings, one transformer block, the head), each tensor aligned to kAlign elements.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,7 +24,7 @@ struct Param {
   int group;
   Role role;
   Segment segment = Segment::trainable;
-  int64_t offset = 0;          ///< elements from the start of the segment, set by commit()
+  int64_t offset = 0;  ///< elements from the start of the segment, set by commit()
 
   int64_t rows() const { return shape.size() == 2 ? shape[0] : 1; }
   int64_t cols() const { return shape.back(); }
@@ -48,7 +48,9 @@ class ParamTable {
 
   int groups() const { return int(group_begin_.size()) - 1; }
   int64_t group_offset(int group) const { return group_begin_[size_t(group)]; }
-  int64_t group_size(int group) const { return group_begin_[size_t(group) + 1] - group_offset(group); }
+  int64_t group_size(int group) const {
+    return group_begin_[size_t(group) + 1] - group_offset(group);
+  }
   int64_t elements() const { return group_begin_.back(); }  ///< trainable, with alignment gaps
   int64_t frozen_elements() const { return frozen_elements_; }
   int64_t numel() const;  ///< trainable, without gaps: the model's size
@@ -59,7 +61,8 @@ class ParamTable {
  private:
   std::vector<Param> params_;
   int64_t frozen_elements_ = 0;
-  std::vector<int64_t> group_begin_;  // trainable: offset of each group, and the end; filled by commit()
+  std::vector<int64_t>
+      group_begin_;  // trainable: offset of each group, and the end; filled by commit()
 };
 
 /// Where the backward pass puts weight gradients (fp32), one group at a time.
@@ -69,7 +72,8 @@ class GradSink {
   /// Gradient memory of the group, laid out as the group in the table. The pointer is valid until
   /// complete(group).
   virtual float* buffer(int group) = 0;
-  /// False: the first write to each tensor overwrites (nobody zeroes buffers). True: everything adds.
+  /// False: the first write to each tensor overwrites (nobody zeroes buffers). True: everything
+  /// adds.
   virtual bool accumulate() const = 0;
   /// The group's gradient of this micro-batch is complete; the buffer may be reused for the next.
   virtual void complete(int group) = 0;

@@ -1,6 +1,6 @@
 // Philox4x32-10: counter-based random numbers (Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", SC 2011). Why: a draw is a pure function of (seed, purpose, worker, tensor, step, index),
-// never of call order, so threads, devices and resume all see the same numbers.
+// 1, 2, 3", SC 2011). Why: a draw is a pure function of (seed, purpose, worker, tensor, step,
+// index), never of call order, so threads, devices and resume all see the same numbers.
 #pragma once
 #include <array>
 #include <cmath>
@@ -42,16 +42,18 @@ struct PhiloxStream {
                         uint64_t step_ = 0)
       : step(step_) {
     // One Philox call mixes the words of the key, so that nearby seeds and tensors are unrelated.
-    const Philox4 k = philox4x32(
-        Philox4{{uint32_t(seed), uint32_t(seed >> 32), uint32_t(purpose), worker}}, tensor, 0x6c6f7161u);
+    const Philox4 k =
+        philox4x32(Philox4{{uint32_t(seed), uint32_t(seed >> 32), uint32_t(purpose), worker}},
+                   tensor, 0x6c6f7161u);
     k0 = k.v[0];
     k1 = k.v[1];
   }
 
   /// Four independent 32-bit words; the words of element i are those of block i / 4.
   LOQAL_HD Philox4 block(uint64_t index) const {
-    return philox4x32(Philox4{{uint32_t(index), uint32_t(index >> 32), uint32_t(step),
-                               uint32_t(step >> 32)}}, k0, k1);
+    return philox4x32(
+        Philox4{{uint32_t(index), uint32_t(index >> 32), uint32_t(step), uint32_t(step >> 32)}}, k0,
+        k1);
   }
   LOQAL_HD uint32_t bits(uint64_t i) const { return block(i / 4).v[i % 4]; }
   /// Uniform in [0, 1), 24 bits.
@@ -59,7 +61,8 @@ struct PhiloxStream {
   /// Standard normal by Box-Muller, in double for accuracy; a pair shares one block.
   double normal(uint64_t i) const {
     const Philox4 b = block(i / 2);
-    const double u = (double(b.v[0]) + 1.0) * 0x1p-32, angle = 6.283185307179586 * (double(b.v[1]) * 0x1p-32);
+    const double u = (double(b.v[0]) + 1.0) * 0x1p-32,
+                 angle = 6.283185307179586 * (double(b.v[1]) * 0x1p-32);
     const double radius = std::sqrt(-2.0 * std::log(u));
     return radius * (i % 2 ? std::sin(angle) : std::cos(angle));
   }

@@ -188,15 +188,9 @@ void read_floats(const SafetensorsReader& file, const std::string& name, float* 
     case DType::F32:
       if (n > 0) std::memcpy(out, from, size_t(n) * sizeof(float));
       break;
-    case DType::BF16:
-      convert<bf16>(from, n, out, [](bf16 x) { return to_float(x); });
-      break;
-    case DType::F16:
-      convert<uint16_t>(from, n, out, half_to_float);
-      break;
-    case DType::F64:
-      convert<double>(from, n, out, [](double x) { return float(x); });
-      break;
+    case DType::BF16: convert<bf16>(from, n, out, [](bf16 x) { return to_float(x); }); break;
+    case DType::F16: convert<uint16_t>(from, n, out, half_to_float); break;
+    case DType::F64: convert<double>(from, n, out, [](double x) { return float(x); }); break;
     default:
       fail(cat(file.path(), ": tensor \"", name, "\": expected F32, BF16, F16 or F64, found ",
                name_of(t.dtype)));

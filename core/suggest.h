@@ -24,10 +24,10 @@ inline size_t edit_distance(const std::string& a, const std::string& b) {
 
 /// The candidate closest to `word`, the first of equals; "" if there are no candidates.
 inline std::string closest(const std::string& word, const std::vector<std::string>& candidates) {
-  const auto best = std::min_element(
-      candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
-        return edit_distance(word, a) < edit_distance(word, b);
-      });
+  const auto best = std::min_element(candidates.begin(), candidates.end(),
+                                     [&](const std::string& a, const std::string& b) {
+                                       return edit_distance(word, a) < edit_distance(word, b);
+                                     });
   return best == candidates.end() ? "" : *best;
 }
 

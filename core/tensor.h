@@ -31,10 +31,13 @@ struct Tensor {
     return static_cast<T*>(data);
   }
   template <class T>
-  T* row(int64_t r) const { return as<T>() + r * ld; }
+  T* row(int64_t r) const {
+    return as<T>() + r * ld;
+  }
 
   Tensor row_slice(int64_t first, int64_t count) const {
-    return {static_cast<char*>(data) + first * ld * int64_t(size_of(dtype)), dtype, count, cols, ld};
+    return {static_cast<char*>(data) + first * ld * int64_t(size_of(dtype)), dtype, count, cols,
+            ld};
   }
   Tensor col_slice(int64_t first, int64_t count) const {
     return {static_cast<char*>(data) + first * int64_t(size_of(dtype)), dtype, rows, count, ld};
@@ -42,7 +45,8 @@ struct Tensor {
 };
 
 inline std::string str(const Tensor& t) {
-  return cat(name_of(t.dtype), "[", t.rows, ",", t.cols, t.contiguous() ? "" : cat(" ld ", t.ld), "]");
+  return cat(name_of(t.dtype), "[", t.rows, ",", t.cols, t.contiguous() ? "" : cat(" ld ", t.ld),
+             "]");
 }
 
 }  // namespace loqal

@@ -1,5 +1,6 @@
-// ThreadPool: runs a fixed list of tasks on a fixed number of threads. The list never depends on the
-// thread count and tasks write disjoint memory, so results are the same bytes for any thread count.
+// ThreadPool: runs a fixed list of tasks on a fixed number of threads. The list never depends on
+// the thread count and tasks write disjoint memory, so results are the same bytes for any thread
+// count.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -38,9 +39,9 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   const std::function<void(int64_t)>* task_ = nullptr;
   int64_t count_ = 0;
-  std::atomic<uint64_t> job_{0};      // number of the current job; waiting threads watch it
-  std::atomic<int64_t> next_{0};      // next task of the current job
-  std::atomic<int> busy_{0};          // workers that have not finished the current job
+  std::atomic<uint64_t> job_{0};  // number of the current job; waiting threads watch it
+  std::atomic<int64_t> next_{0};  // next task of the current job
+  std::atomic<int> busy_{0};      // workers that have not finished the current job
   std::atomic<bool> stop_{false};
 };
 

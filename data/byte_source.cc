@@ -101,8 +101,8 @@ bool ByteSource::next_member() {
   for (;;) {
     if (zlib_.avail_in == 0 && !fill()) return false;
     const Bytef* end = zlib_.next_in + zlib_.avail_in;
-    const Bytef* start = std::find_if(zlib_.next_in, zlib_.next_in + zlib_.avail_in,
-                                      [](Bytef b) { return b != 0; });
+    const Bytef* start =
+        std::find_if(zlib_.next_in, zlib_.next_in + zlib_.avail_in, [](Bytef b) { return b != 0; });
     zlib_.avail_in = uInt(end - start);
     zlib_.next_in = const_cast<Bytef*>(start);
     if (start == end) continue;

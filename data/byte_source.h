@@ -41,11 +41,11 @@ class ByteSource {
   std::unique_ptr<FILE, int (*)(FILE*)> file_;
   bool gzip_ = false;
   FileKind content_ = FileKind::empty;
-  uint64_t file_offset_ = 0;   // bytes read from the file
-  std::vector<char> input_;    // compressed bytes that zlib is working on
-  std::string head_;           // content that was read for sniffing and comes first
+  uint64_t file_offset_ = 0;  // bytes read from the file
+  std::vector<char> input_;   // compressed bytes that zlib is working on
+  std::string head_;          // content that was read for sniffing and comes first
   z_stream zlib_ = {};
-  bool ended_ = false;         // the last gzip member is complete
+  bool ended_ = false;  // the last gzip member is complete
 };
 
 }  // namespace loqal

@@ -73,10 +73,12 @@ void Corpus::check_tokenizer(const TokenizerInfo& tokenizer) const {
   const std::string& path = files_[known_file_].path;
   if (tokenizer.vocab_size != known_.vocab_size)
     fail(cat(path, " has vocabulary size ", known_.vocab_size, ", the tokenizer ", tokenizer.path,
-             " has ", tokenizer.vocab_size), kSameTokenizer);
+             " has ", tokenizer.vocab_size),
+         kSameTokenizer);
   if (known_.tokenizer_hash != 0 && tokenizer.hash != known_.tokenizer_hash)
     fail(cat(path, " was made by the tokenizer with hash ", to_hex(known_.tokenizer_hash), ", ",
-             tokenizer.path, " has ", to_hex(tokenizer.hash)), kSameTokenizer);
+             tokenizer.path, " has ", to_hex(tokenizer.hash)),
+         kSameTokenizer);
 }
 
 int64_t Corpus::windows(int T) const {
@@ -99,7 +101,8 @@ const Shard& Corpus::open(size_t file) {
   auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_);
   if (shard->header().tokens != files_[file].tokens)
     fail(cat(files_[file].path, ": had ", files_[file].tokens, " tokens at the start, now ",
-             shard->header().tokens), "do not rewrite shards under a running training");
+             shard->header().tokens),
+         "do not rewrite shards under a running training");
   shards_[file] = std::move(shard);
   recent_.push_front(file);
   return *shards_[file];

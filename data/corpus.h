@@ -38,9 +38,9 @@ class Corpus {
   const std::string& role() const { return role_; }
   const std::vector<CorpusFile>& files() const { return files_; }
   int64_t tokens() const { return tokens_; }
-  int vocab_size() const { return known_.vocab_size; }  ///< 0: unknown
+  int vocab_size() const { return known_.vocab_size; }               ///< 0: unknown
   uint64_t tokenizer_hash() const { return known_.tokenizer_hash; }  ///< 0: unknown
-  int bos() const { return known_.bos; }                ///< -1: none or unknown; eos, pad as well
+  int bos() const { return known_.bos; }  ///< -1: none or unknown; eos, pad as well
   int eos() const { return known_.eos; }
   int pad() const { return known_.pad; }
 
@@ -63,8 +63,8 @@ class Corpus {
   const int model_vocab_;
   std::vector<CorpusFile> files_;
   int64_t tokens_ = 0;
-  ShardHeader known_;         // of the first shard that says what it is; zeros and -1 until then
-  size_t known_file_ = 0;     // that shard
+  ShardHeader known_;      // of the first shard that says what it is; zeros and -1 until then
+  size_t known_file_ = 0;  // that shard
   std::vector<std::unique_ptr<Shard>> shards_;  // per file; null unless open
   std::list<size_t> recent_;                    // open files, the latest first
   int index_T_ = 0;                             // first_window_ is for this T

@@ -19,9 +19,9 @@ namespace {
 
 // GPT-2's pattern. Its \s is Unicode's White_Space, which is not quite PCRE2's: it is spelled out.
 #define WHITE "\\t-\\r\\x{85}\\p{Z}"
-constexpr char kWords[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE "\\p{L}\\p{N}]+|"
-    "[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
+constexpr char kWords[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" WHITE
+                          "\\p{L}\\p{N}]+|"
+                          "[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
 #undef WHITE
 
 constexpr size_t kCachedWords = size_t(1) << 18;  // bounds the cache; most text repeats far fewer
@@ -167,7 +167,8 @@ void Gpt2Tokenizer::load_vocabulary(const std::string& path) {
   for (const auto& [piece, id] : id_of_) {
     if (id < 0 || size_t(id) >= seen.size() || seen[size_t(id)])
       fail(cat(path, ": piece '", piece, "' has id ", id, ": expected each id from 0 to ",
-               int64_t(seen.size()) - 1, " once"), kCopyAgain);
+               int64_t(seen.size()) - 1, " once"),
+           kCopyAgain);
     seen[size_t(id)] = true;
     for (size_t i = 0; i < piece.size();) {
       const size_t n = std::max<size_t>(1, utf8_length(piece, i));

@@ -38,7 +38,8 @@ int64_t checked_windows(const Corpus& corpus, int B, int T, int64_t max_tokens) 
 }  // namespace
 
 Permutation::Permutation(uint64_t n, uint64_t seed, uint64_t epoch)
-    : n_(n), half_bits_(std::max(1, (int(std::bit_width(n - 1)) + 1) / 2)),
+    : n_(n),
+      half_bits_(std::max(1, (int(std::bit_width(n - 1)) + 1) / 2)),
       stream_(seed, Purpose::shuffle, 0, 0, epoch) {}
 
 uint64_t Permutation::operator()(uint64_t index) const {
@@ -56,8 +57,14 @@ uint64_t Permutation::operator()(uint64_t index) const {
 }
 
 TrainLoader::TrainLoader(Corpus& corpus, int B, int T, uint64_t seed, int worker, int workers)
-    : corpus_(corpus), B_(B), T_(T), seed_(seed), worker_(worker), workers_(workers),
-      windows_(corpus.windows(T)), rows_per_epoch_(checked_rows(corpus, B, T, workers)) {
+    : corpus_(corpus),
+      B_(B),
+      T_(T),
+      seed_(seed),
+      worker_(worker),
+      workers_(workers),
+      windows_(corpus.windows(T)),
+      rows_per_epoch_(checked_rows(corpus, B, T, workers)) {
   LOQAL_ASSERT(worker >= 0 && worker < workers, worker, " of ", workers);
 }
 

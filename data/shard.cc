@@ -20,8 +20,21 @@ constexpr int32_t kTag = 0x6c61716c;  // "lqal"
 constexpr int32_t kTagVersion = 1;
 
 /// Positions of the header's words.
-enum Word { magic, version, count, tag, tag_version, vocab, bos, eos, pad, hash_low, hash_high,
-            row_length, unused };
+enum Word {
+  magic,
+  version,
+  count,
+  tag,
+  tag_version,
+  vocab,
+  bos,
+  eos,
+  pad,
+  hash_low,
+  hash_high,
+  row_length,
+  unused
+};
 
 constexpr const char* kRewrite = "write the shard again with ./tokenize, or copy it again";
 
@@ -36,18 +49,21 @@ void check_magic(const Words& h, std::string_view start, const std::string& name
     const FileKind kind = sniff(start);
     const std::string found = kind == FileKind::other ? cat("magic ", h[magic]) : describe(kind);
     fail(cat(name, ": not a token shard: expected magic ", kShardMagic16, " or ", kShardMagic32,
-             ", found ", found), "make shards from text with ./tokenize");
+             ", found ", found),
+         "make shards from text with ./tokenize");
   }
   const int32_t expected = narrow ? kShardVersion16 : kShardVersion32;
   if (h[version] != expected)
     fail(cat(name, ": expected shard version ", expected, " for magic ", h[magic], ", found ",
-             h[version]), kRewrite);
+             h[version]),
+         kRewrite);
 }
 
 /// loqal's own words. All zero is a file of llm.c; anything else must be complete and consistent.
 void parse_spare_words(const Words& h, const std::string& name, ShardHeader* out) {
-  const auto first_set = [&](int from) { return std::find_if(h.w + from, h.w + 256,
-                                                             [](int32_t x) { return x != 0; }); };
+  const auto first_set = [&](int from) {
+    return std::find_if(h.w + from, h.w + 256, [](int32_t x) { return x != 0; });
+  };
   if (first_set(tag) == h.w + 256) return;
   if (h[tag] != kTag || h[tag_version] != kTagVersion)
     fail(cat(name, ": header words 3 and 4: expected 0 (llm.c) or ", kTag, " and ", kTagVersion,
@@ -55,14 +71,17 @@ void parse_spare_words(const Words& h, const std::string& name, ShardHeader* out
          "the header is damaged or from a newer loqal");
   if (first_set(unused) != h.w + 256)
     fail(cat(name, ": header word ", first_set(unused) - h.w, ": expected 0, found ",
-             *first_set(unused)), kRewrite);
+             *first_set(unused)),
+         kRewrite);
   if (h[vocab] < 1 || (out->bytes_per_token != bytes_per_token(h[vocab])))
     fail(cat(name, ": header: vocabulary ", h[vocab], " does not fit ", out->bytes_per_token,
-             "-byte tokens"), kRewrite);
+             "-byte tokens"),
+         kRewrite);
   for (const Word w : {bos, eos, pad})
     if (h[w] < -1 || h[w] >= h[vocab])
       fail(cat(name, ": header word ", int(w), ": expected an id below ", h[vocab],
-               " or -1, found ", h[w]), kRewrite);
+               " or -1, found ", h[w]),
+           kRewrite);
   if (h[row_length] < 0)
     fail(cat(name, ": header: row length ", h[row_length], " is negative"), kRewrite);
   out->vocab_size = h[vocab];
@@ -107,9 +126,10 @@ ShardHeader parse_shard_header(const uint8_t* data, size_t available, uint64_t f
   const std::string_view start(reinterpret_cast<const char*>(data), available);
   if (available < size_t(kShardHeaderBytes)) {
     const FileKind kind = sniff(start);
-    fail(cat(name, ": not a token shard: expected a header of ", kShardHeaderBytes,
-             " bytes, found ", file_size, " bytes",
-             kind == FileKind::other ? "" : cat(", ", describe(kind))), kRewrite);
+    fail(
+        cat(name, ": not a token shard: expected a header of ", kShardHeaderBytes, " bytes, found ",
+            file_size, " bytes", kind == FileKind::other ? "" : cat(", ", describe(kind))),
+        kRewrite);
   }
   Words h;
   std::memcpy(h.w, data, sizeof h.w);
@@ -121,7 +141,8 @@ ShardHeader parse_shard_header(const uint8_t* data, size_t available, uint64_t f
   parse_spare_words(h, name, &out);
   if (file_size != uint64_t(out.file_bytes()))
     fail(cat(name, ": expected ", out.file_bytes(), " bytes (header + ", out.tokens, " tokens x ",
-             out.bytes_per_token, "), found ", file_size), kRewrite);
+             out.bytes_per_token, "), found ", file_size),
+         kRewrite);
   return out;
 }
 

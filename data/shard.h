@@ -10,18 +10,18 @@
 
 namespace loqal {
 
-constexpr int64_t kShardHeaderBytes = 1024;             ///< 256 little-endian int32
+constexpr int64_t kShardHeaderBytes = 1024;                  ///< 256 little-endian int32
 constexpr int64_t kMaxShardTokens = (int64_t(1) << 31) - 1;  ///< the count is an int32
 constexpr int32_t kShardMagic16 = 20240520, kShardVersion16 = 1;
 constexpr int32_t kShardMagic32 = 20240801, kShardVersion32 = 7;
 
 struct ShardHeader {
-  int bytes_per_token = 2;      ///< 2 or 4
+  int bytes_per_token = 2;  ///< 2 or 4
   int64_t tokens = 0;
-  int vocab_size = 0;           ///< every id is below it; 0: unknown (written by llm.c)
+  int vocab_size = 0;                ///< every id is below it; 0: unknown (written by llm.c)
   int bos = -1, eos = -1, pad = -1;  ///< ids; -1: none or unknown
-  uint64_t tokenizer_hash = 0;  ///< Tokenizer::hash(); 0: unknown
-  int row_length = 0;           ///< tokens of one padded row; 0: documents are packed end to end
+  uint64_t tokenizer_hash = 0;       ///< Tokenizer::hash(); 0: unknown
+  int row_length = 0;  ///< tokens of one padded row; 0: documents are packed end to end
 
   int64_t file_bytes() const { return kShardHeaderBytes + tokens * bytes_per_token; }
 };

@@ -29,8 +29,8 @@ void write_header(const std::string& path, const ShardHeader& header) {
   uint8_t words[kShardHeaderBytes];
   format_shard_header(header, words);
   const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  const bool written = fd >= 0 && pwrite(fd, words, sizeof words, 0) == ssize_t(sizeof words) &&
-                       fsync(fd) == 0;
+  const bool written =
+      fd >= 0 && pwrite(fd, words, sizeof words, 0) == ssize_t(sizeof words) && fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) close(fd);
   if (!written) fail(cat(path, ": cannot write the header: ", std::strerror(error)));

@@ -14,7 +14,7 @@
 namespace loqal {
 
 struct WrittenShard {
-  std::string path;    ///< final name
+  std::string path;  ///< final name
   int64_t tokens;
   std::string sha256;  ///< of the whole file
 };

@@ -16,7 +16,9 @@ using std::string_view_literals::operator""sv;
 constexpr Signature kSignatures[] = {
     {"\x1f\x8b"sv, FileKind::gzip},
     {"\x28\xb5\x2f\xfd"sv, FileKind::zstd},
-    {"\xfd" "7zXZ"sv, FileKind::xz},
+    {"\xfd"
+     "7zXZ"sv,
+     FileKind::xz},
     {"BZh91AY&SY"sv, FileKind::bzip2},
     {"PK\x03\x04"sv, FileKind::zip},
     {"PAR1"sv, FileKind::parquet},

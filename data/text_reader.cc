@@ -23,9 +23,7 @@ std::string separator_of(const ReadOptions& options) {
   return "";
 }
 
-int64_t count_lines(std::string_view text) {
-  return std::count(text.begin(), text.end(), '\n');
-}
+int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
 
 }  // namespace
 
@@ -42,7 +40,9 @@ int64_t SkipReport::total() const {
 }
 
 Splitter::Splitter(ByteSource* source, std::string separator, bool keep, int64_t max_bytes)
-    : source_(source), separator_(std::move(separator)), keep_(keep),
+    : source_(source),
+      separator_(std::move(separator)),
+      keep_(keep),
       max_bytes_(size_t(max_bytes)) {}
 
 bool Splitter::fill() {
@@ -105,9 +105,9 @@ TextReader::TextReader(const std::string& path, const ReadOptions& options, Skip
     return;
   }
   const bool json = source_->content() == FileKind::json_lines;
-  splitter_ = std::make_unique<Splitter>(source_.get(), json ? "\n" : separator_of(options),
-                                         !json && options.split == Split::blank,
-                                         options.max_doc_bytes);
+  splitter_ =
+      std::make_unique<Splitter>(source_.get(), json ? "\n" : separator_of(options),
+                                 !json && options.split == Split::blank, options.max_doc_bytes);
 }
 
 /// The next piece, with the number of documents added to a damaged stream's error.
@@ -151,8 +151,8 @@ bool TextReader::accept(std::string* document, Defect* defect) const {
                   "--split says where documents end; --max-doc-bytes raises the limit");
   const size_t bad = invalid_utf8(piece);
   if (bad != std::string::npos) {
-    reject("invalid UTF-8", cat("byte ", int(uint8_t(piece[bad])), ", ", bad,
-                                " bytes into the document"));
+    reject("invalid UTF-8",
+           cat("byte ", int(uint8_t(piece[bad])), ", ", bad, " bytes into the document"));
     defect->line += count_lines(std::string_view(piece).substr(0, bad));
     return false;
   }
@@ -177,15 +177,16 @@ bool TextReader::accept_json(std::string* document, Defect* defect) const {
     const std::string_view what = e.what();
     return reject("malformed JSON", std::string(what.substr(what.find("] ") + 2)));  // less its tag
   }
-  if (!object.is_object()) return reject("malformed JSON", cat("expected an object, found ",
-                                                               object.type_name()));
+  if (!object.is_object())
+    return reject("malformed JSON", cat("expected an object, found ", object.type_name()));
   const auto field = object.find(options_.text_field);
   if (field == object.end()) {
     std::vector<std::string> names;
     for (const auto& item : object.items()) names.push_back(item.key());
     return reject("missing text field", cat("no field '", options_.text_field, "'"),
-                  names.empty() ? "" : cat("--text-field names it; did you mean '",
-                                           closest(options_.text_field, names), "'?"));
+                  names.empty() ? ""
+                                : cat("--text-field names it; did you mean '",
+                                      closest(options_.text_field, names), "'?"));
   }
   if (!field->is_string())
     return reject("text is no string", cat("'", options_.text_field, "' is ", field->type_name()));

@@ -22,9 +22,9 @@ enum class Split {
 struct ReadOptions {
   std::string text_field = "text";
   Split split = Split::file;
-  std::string separator;                  ///< for Split::separator; not empty
+  std::string separator;                      ///< for Split::separator; not empty
   int64_t max_doc_bytes = int64_t(16) << 20;  ///< of a document, or of a JSON line
-  bool skip_bad = false;                  ///< count and go on, instead of an error
+  bool skip_bad = false;                      ///< count and go on, instead of an error
 };
 
 /// What was left out, by reason: how often, and where the first five times.

@@ -54,8 +54,8 @@ Separators choose_separators(const TokenizeOptions& options, const Tokenizer& to
   const auto id_text = [](const std::string& place, int id) {
     return place == "none" ? place : cat(place, " (id ", id, ")");
   };
-  s.description = cat("bos ", id_text(bos, tokenizer.bos()), ", eos ",
-                      id_text(eos, tokenizer.eos()));
+  s.description =
+      cat("bos ", id_text(bos, tokenizer.bos()), ", eos ", id_text(eos, tokenizer.eos()));
   return s;
 }
 
@@ -63,7 +63,9 @@ Separators choose_separators(const TokenizeOptions& options, const Tokenizer& to
 class Job {
  public:
   Job(const TokenizeOptions& options, std::ostream& log)
-      : options_(options), log_(log), tokenizer_(load_tokenizer(options.tokenizer)),
+      : options_(options),
+        log_(log),
+        tokenizer_(load_tokenizer(options.tokenizer)),
         separators_(choose_separators(options, *tokenizer_)),
         writer_(options.out, header(), options.shard_tokens) {}
 
@@ -75,7 +77,8 @@ class Job {
     if (writer_.tokens() == 0) {
       print_skipped(skipped_, log_);
       fail(cat("nothing to write: ", counts_.documents, " documents read, ", counts_.empty,
-               " of them empty, ", skipped_.total(), " skipped"), "check the inputs");
+               " of them empty, ", skipped_.total(), " skipped"),
+           "check the inputs");
     }
     const std::vector<WrittenShard>& shards = writer_.finish();
     const std::string manifest = options_.out + ".json";
@@ -109,8 +112,8 @@ class Job {
                         {"bytes", fs::file_size(path)},
                         {"sha256", sha256_file(path)},
                         {"documents", reader.documents()}});
-    log_ << path << ": " << reader.documents() << " documents, "
-         << writer_.tokens() - tokens_before << " tokens" << std::endl;
+    log_ << path << ": " << reader.documents() << " documents, " << writer_.tokens() - tokens_before
+         << " tokens" << std::endl;
     return true;
   }
 
@@ -139,11 +142,13 @@ class Job {
 
   std::string manifest_json(const std::vector<WrittenShard>& shards) const {
     Json m = {{"format", "loqal tokens"}, {"version", 1}};
-    m["tokenizer"] = {{"path", options_.tokenizer}, {"vocab_size", tokenizer_->vocab_size()},
+    m["tokenizer"] = {{"path", options_.tokenizer},
+                      {"vocab_size", tokenizer_->vocab_size()},
                       {"hash", to_hex(tokenizer_->hash())}};
     for (const std::string& file : tokenizer_->files())
       m["tokenizer"]["files"].push_back({{"path", file}, {"sha256", sha256_file(file)}});
-    m["options"] = {{"separators", separators_.description}, {"split", options_.split},
+    m["options"] = {{"separators", separators_.description},
+                    {"split", options_.split},
                     {"text_field", options_.read.text_field},
                     {"max_doc_bytes", options_.read.max_doc_bytes},
                     {"on_error", options_.read.skip_bad ? "skip" : "stop"},
@@ -158,7 +163,8 @@ class Job {
     m["shards"] = Json::array();
     for (const WrittenShard& s : shards)
       m["shards"].push_back({{"file", fs::path(s.path).filename().string()},
-                             {"tokens", s.tokens}, {"sha256", s.sha256}});
+                             {"tokens", s.tokens},
+                             {"sha256", s.sha256}});
     // Names of files need not be UTF-8.
     return m.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
   }
@@ -180,8 +186,8 @@ class Job {
       log_ << "warning: the tokenizer changes text: " << counts_.changed << " of the first "
            << counts_.sampled << " documents decode to something else\n";
     log_ << "wrote      " << shards.front().path << (shards.size() > 1 ? " ... " : " ")
-         << (shards.size() > 1 ? shards.back().path + " " : "") << "and " << options_.out
-         << ".json" << std::endl;
+         << (shards.size() > 1 ? shards.back().path + " " : "") << "and " << options_.out << ".json"
+         << std::endl;
   }
 
   const TokenizeOptions& options_;

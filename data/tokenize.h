@@ -11,11 +11,11 @@ namespace loqal {
 
 struct TokenizeOptions {
   std::vector<std::string> inputs;
-  std::string tokenizer;          ///< path for load_tokenizer
-  std::string out;                ///< prefix of the shards and of the manifest
-  std::string bos, eos;           ///< "before", "after" (eos only), "none"; "": by the tokenizer
+  std::string tokenizer;  ///< path for load_tokenizer
+  std::string out;        ///< prefix of the shards and of the manifest
+  std::string bos, eos;   ///< "before", "after" (eos only), "none"; "": by the tokenizer
   ReadOptions read;
-  std::string split = "file";     ///< as given, for the manifest
+  std::string split = "file";  ///< as given, for the manifest
   int64_t shard_tokens = 100'000'000;
   std::function<bool()> interrupted;  ///< asked between documents
 };

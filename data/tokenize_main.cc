@@ -46,11 +46,11 @@ void add_options(CLI::App& app, CommandLine* c) {
   auto* tokenizer = app.add_option("--tokenizer", c->run.tokenizer,
                                    "a SentencePiece model, or a folder with GPT-2's two files");
   app.add_option("--out", c->run.out, "writes OUT_000000.bin ... and OUT.json (or OUT.model)");
-  auto* bos = app.add_option("--bos", c->run.bos, "before|none")
-                  ->check(CLI::IsMember({"before", "none"}));
-  auto* eos = app.add_option("--eos", c->run.eos,
-                             "before|after|none [before for GPT-2, else after]")
-                  ->check(CLI::IsMember({"before", "after", "none"}));
+  auto* bos =
+      app.add_option("--bos", c->run.bos, "before|none")->check(CLI::IsMember({"before", "none"}));
+  auto* eos =
+      app.add_option("--eos", c->run.eos, "before|after|none [before for GPT-2, else after]")
+          ->check(CLI::IsMember({"before", "after", "none"}));
   app.add_option("--split", c->split,
                  "where plain-text documents end: file|line|blank|STRING [file]");
   auto* shard = app.add_option("--shard-tokens", c->shard_tokens, "tokens of one shard [1e8]");
@@ -124,8 +124,7 @@ void show_shard(const std::string& path, int64_t count) {
     std::printf("vocabulary %d, bos %d, eos %d, pad %d, tokenizer %016llx, row length %d\n",
                 h.vocab_size, h.bos, h.eos, h.pad,
                 static_cast<unsigned long long>(h.tokenizer_hash), h.row_length);
-  else
-    std::puts("vocabulary and tokenizer unknown (written by llm.c)");
+  else std::puts("vocabulary and tokenizer unknown (written by llm.c)");
   std::vector<int32_t> ids(size_t(std::min(count, h.tokens)));
   shard.read(0, int64_t(ids.size()), ids.data());
   for (const int32_t id : ids) std::printf("%d ", id);

@@ -26,11 +26,12 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   const auto in_folder = [&](const char* name) { return (fs::path(path) / name).string(); };
   for (const char* name : {"tokenizer.model", "spiece.model"})
     if (fs::exists(in_folder(name))) return load_sentencepiece(in_folder(name));
-  for (const auto& [vocab, merges] : {std::pair("encoder.json", "vocab.bpe"),
-                                      std::pair("vocab.json", "merges.txt")})
+  for (const auto& [vocab, merges] :
+       {std::pair("encoder.json", "vocab.bpe"), std::pair("vocab.json", "merges.txt")})
     if (fs::exists(in_folder(vocab)) && fs::exists(in_folder(merges)))
       return load_gpt2(in_folder(vocab), in_folder(merges));
-  fail(cat(path, ": no tokenizer in this folder: expected tokenizer.model, spiece.model, "
+  fail(cat(path,
+           ": no tokenizer in this folder: expected tokenizer.model, spiece.model, "
            "encoder.json + vocab.bpe or vocab.json + merges.txt"));
 }
 

@@ -17,8 +17,8 @@
 namespace loqal {
 namespace {
 
-constexpr size_t kPieceBytes = 4096;          // longer documents are split, not dropped
-constexpr size_t kSamplePieces = 2'000'000;   // the trainer needs about 20 bytes of memory a byte
+constexpr size_t kPieceBytes = 4096;         // longer documents are split, not dropped
+constexpr size_t kSamplePieces = 2'000'000;  // the trainer needs about 20 bytes of memory a byte
 constexpr size_t kSampleBytes = 64'000'000;
 constexpr uint64_t kSampleSeed = 1;
 
@@ -111,10 +111,14 @@ int number_after(const std::string& message, const char* marker) {
 [[noreturn]] void fail_training(const TrainSpmOptions& options, const std::string& status) {
   if (const int most = number_after(status, "a value <= "))
     fail(cat("--vocab ", options.vocab, ": this text can fill a vocabulary of ", most,
-             " pieces at most"), cat("--vocab ", most, ", or more text"));
+             " pieces at most"),
+         cat("--vocab ", most, ", or more text"));
   if (const int least = number_after(status, cat(". ", options.vocab, " vs ").c_str()))
-    fail(cat("--vocab ", options.vocab, ": 256 bytes, 3 special tokens and the characters of this "
-             "text need ", least), cat("--vocab ", least, " or more"));
+    fail(cat("--vocab ", options.vocab,
+             ": 256 bytes, 3 special tokens and the characters of this "
+             "text need ",
+             least),
+         cat("--vocab ", least, " or more"));
   fail(cat("training the tokenizer failed: ", status));
 }
 
@@ -141,13 +145,23 @@ void train_spm(const TrainSpmOptions& options, std::ostream& log) {
   Sentences sentences(std::move(texts));
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(
-      {{"model_type", options.type}, {"vocab_size", cat(options.vocab)},
-       {"normalization_rule_name", "identity"}, {"remove_extra_whitespaces", "false"},
-       {"add_dummy_prefix", "true"}, {"byte_fallback", "true"}, {"split_digits", "true"},
-       {"allow_whitespace_only_pieces", "true"}, {"character_coverage", "0.9999"},
-       {"unk_id", "0"}, {"bos_id", "1"}, {"eos_id", "2"}, {"pad_id", "-1"},
+      {{"model_type", options.type},
+       {"vocab_size", cat(options.vocab)},
+       {"normalization_rule_name", "identity"},
+       {"remove_extra_whitespaces", "false"},
+       {"add_dummy_prefix", "true"},
+       {"byte_fallback", "true"},
+       {"split_digits", "true"},
+       {"allow_whitespace_only_pieces", "true"},
+       {"character_coverage", "0.9999"},
+       {"unk_id", "0"},
+       {"bos_id", "1"},
+       {"eos_id", "2"},
+       {"pad_id", "-1"},
        // Sums are formed per thread: a fixed number of threads gives fixed bytes.
-       {"num_threads", "2"}, {"max_sentence_length", "1000000"}, {"minloglevel", "3"}},
+       {"num_threads", "2"},
+       {"max_sentence_length", "1000000"},
+       {"minloglevel", "3"}},
       &sentences, &model);
   if (!status.ok()) fail_training(options, status.ToString());
   write_file_atomic(options.out + ".model", model);

@@ -16,7 +16,8 @@ namespace loqal {
 namespace {
 
 constexpr int kStateVersion = 1;
-constexpr const char* kTokenizerNames[] = {"tokenizer.model", "spiece.model", "encoder.json", "vocab.json"};
+constexpr const char* kTokenizerNames[] = {"tokenizer.model", "spiece.model", "encoder.json",
+                                           "vocab.json"};
 
 // GPT-2's published layout keeps the weights of its linear layers as [in, out] (Conv1D).
 bool stored_transposed(const Model& model, const Param& p) {
@@ -99,7 +100,8 @@ int64_t step_of(const std::string& name) {
   constexpr std::string_view prefix = "step_";
   if (!name.starts_with(prefix) || name.size() < prefix.size() + 8) return -1;
   int64_t step = -1;
-  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  const auto [end, error] =
+      std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
   return error == std::errc() && end == name.data() + name.size() ? step : -1;
 }
 
@@ -146,7 +148,8 @@ Json read_checkpoint_state(const std::string& path) {
     fail(cat(where, ": checkpoint version ", version, ", expected ", kStateVersion));
   const Json files = get<Json>(state, "files", where);
   for (const auto& [name, entry] : files.items())
-    verify_file(path + "/" + name, {get<int64_t>(entry, "bytes", where), get<uint32_t>(entry, "crc32", where)});
+    verify_file(path + "/" + name,
+                {get<int64_t>(entry, "bytes", where), get<uint32_t>(entry, "crc32", where)});
   return state;
 }
 
@@ -170,7 +173,8 @@ void load_weights(const std::string& path, Model& model) {
   });
   for (const TensorInfo& t : file.tensors())
     if (!known.count(t.name))
-      fail(cat(file.path(), ": tensor ", t.name, " ", shape_text(t.shape), " is not part of this model"));
+      fail(cat(file.path(), ": tensor ", t.name, " ", shape_text(t.shape),
+               " is not part of this model"));
   model.refresh_compute_copy();
 }
 
@@ -184,8 +188,8 @@ void load_checkpoint(const std::string& path, const Json& state, Model& model, A
       const Tensor t = optimizer.state(name, i);
       const std::vector<int64_t> expected = {model.real_rows(i), t.cols};
       if (file.info(key).shape != expected)
-        fail(cat(file.path(), ": tensor ", key, " has shape ", shape_text(file.info(key).shape), ", expected ",
-                 shape_text(expected)));
+        fail(cat(file.path(), ": tensor ", key, " has shape ", shape_text(file.info(key).shape),
+                 ", expected ", shape_text(expected)));
       host.assign(size_t(t.numel()), 0.0f);
       read_floats(file, key, host.data());
       model.ops().upload(t, host.data());
@@ -201,7 +205,8 @@ int read_start_token(const std::string& path) {
 ModelConfig read_model_config(const std::string& path) {
   const std::string where = path + "/config.json";
   if (!std::filesystem::exists(where))
-    fail(cat(path, ": config.json is missing"), "give a step_NNNNNNNN directory or a Hugging Face model's");
+    fail(cat(path, ": config.json is missing"),
+         "give a step_NNNNNNNN directory or a Hugging Face model's");
   ModelConfig config = from_hf_config(read_json(where), where);
   config.preset = path;
   return config;
@@ -225,7 +230,8 @@ std::vector<std::string> list_checkpoints(const std::string& out) {
   for (const auto& entry : std::filesystem::directory_iterator(out, none)) {
     const std::string name = entry.path().filename();
     const int64_t step = step_of(name);
-    if (step >= 0 && std::filesystem::exists(entry.path() / "state.json")) found.push_back({step, out + "/" + name});
+    if (step >= 0 && std::filesystem::exists(entry.path() / "state.json"))
+      found.push_back({step, out + "/" + name});
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;

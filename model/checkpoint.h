@@ -1,8 +1,10 @@
 // Checkpoints: directories that hold a model as Hugging Face's transformers reads it, and beside it
 // everything else that an exact resume needs.
 //
-//     step_00000100/  model.safetensors  config.json  <tokenizer files>      (transformers loads these)
-//                     state.safetensors  state.json                          (optimizer, position, options)
+//     step_00000100/  model.safetensors  config.json  <tokenizer files>      (transformers loads
+//     these)
+//                     state.safetensors  state.json                          (optimizer, position,
+//                     options)
 //
 // A directory is written beside, fsynced and renamed, so a crash or a full disk never harms the
 // previous one. state.json is written last and lists size and CRC-32 of the others.
@@ -19,7 +21,8 @@ namespace loqal {
 /// Tokenizer files that travel with a model: path now, name in the directory.
 struct TokenizerFiles {
   std::vector<std::string> paths;
-  int start = -1;  ///< the id that texts begin with in the training data; "bos_token_id" in config.json
+  int start =
+      -1;  ///< the id that texts begin with in the training data; "bos_token_id" in config.json
   int eos = -1;
 };
 
@@ -44,7 +47,8 @@ int read_start_token(const std::string& path);
 /// The configuration of such a directory.
 ModelConfig read_model_config(const std::string& path);
 
-/// Where the tokenizer of such a directory lies (a model file or the directory itself), "" if nowhere.
+/// Where the tokenizer of such a directory lies (a model file or the directory itself), "" if
+/// nowhere.
 std::string find_tokenizer(const std::string& path);
 
 /// Complete step directories under `out`, oldest first; what a crash left unfinished is ignored.
@@ -54,8 +58,8 @@ std::string checkpoint_name(const std::string& out, int64_t step);
 /// Removes all but the newest `keep` (0: keeps all).
 void prune_checkpoints(const std::string& out, int64_t keep);
 
-/// For a resume from `step`: renames the checkpoints of later steps to *.superseded. They belong to a
-/// branch that is left, and must not be taken for the newest ones of the branch that begins.
+/// For a resume from `step`: renames the checkpoints of later steps to *.superseded. They belong to
+/// a branch that is left, and must not be taken for the newest ones of the branch that begins.
 void set_aside_checkpoints_after(const std::string& out, int64_t step);
 
 }  // namespace loqal

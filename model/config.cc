@@ -15,8 +15,9 @@ struct Preset {
   bool tied;
 };
 
-// GPT-2: Radford et al. 2019. Llama: the configurations of GaLore and LoQT (C, F, NH, L). async: "Asynchronous
-// Local-SGD Training for Language Modeling", table 6; its unstated FFN is taken as SwiGLU of 8/3 C.
+// GPT-2: Radford et al. 2019. Llama: the configurations of GaLore and LoQT (C, F, NH, L). async:
+// "Asynchronous Local-SGD Training for Language Modeling", table 6; its unstated FFN is taken as
+// SwiGLU of 8/3 C.
 constexpr Preset kPresets[] = {
     {"gpt2-tiny", Arch::gpt2, 128, 512, 4, 32, 4, 50257, 256, true},
     {"gpt2-124M", Arch::gpt2, 768, 3072, 12, 64, 12, 50257, 1024, true},
@@ -49,15 +50,17 @@ ModelConfig preset_config(const std::string& name) {
   for (const Preset& p : kPresets) {
     if (name != p.name) continue;
     ModelConfig c;
-    c.arch = p.arch, c.preset = name, c.L = p.L, c.C = p.C, c.NH = c.NKV = p.NH, c.HS = p.HS, c.F = p.F;
+    c.arch = p.arch, c.preset = name, c.L = p.L, c.C = p.C, c.NH = c.NKV = p.NH, c.HS = p.HS,
+    c.F = p.F;
     c.V = p.V, c.T = p.T, c.tied = p.tied;
     c.norm_eps = p.arch == Arch::gpt2 ? 1e-5f : 1e-6f;
     return c;
   }
   std::string all;
   for (const std::string& p : preset_names()) all += " " + p;
-  fail_usage(cat("--model ", name, ": no such preset; did you mean ", closest(name, preset_names()), "?"),
-             "presets:" + all);
+  fail_usage(
+      cat("--model ", name, ": no such preset; did you mean ", closest(name, preset_names()), "?"),
+      "presets:" + all);
 }
 
 void validate(const ModelConfig& c) {
@@ -72,13 +75,14 @@ void validate(const ModelConfig& c) {
   at_least("--ffn", c.F, 1);
   at_least("--vocab", c.V, 2);
   at_least("--seq-len", c.T, 1);
-  if (c.NH % c.NKV)
-    fail_usage(cat("--kv-heads ", c.NKV, ": must divide --heads ", c.NH));
+  if (c.NH % c.NKV) fail_usage(cat("--kv-heads ", c.NKV, ": must divide --heads ", c.NH));
   if (c.arch == Arch::gpt2 && c.NKV != c.NH)
-    fail_usage(cat("--kv-heads ", c.NKV, ": GPT-2 has as many key/value heads as heads (", c.NH, ")"),
-               "grouped-query attention is part of --arch llama");
+    fail_usage(
+        cat("--kv-heads ", c.NKV, ": GPT-2 has as many key/value heads as heads (", c.NH, ")"),
+        "grouped-query attention is part of --arch llama");
   if (c.arch == Arch::gpt2 && !c.tied)
-    fail_usage("--tied false: GPT-2's head is its token embedding", "use --arch llama for an untied head");
+    fail_usage("--tied false: GPT-2's head is its token embedding",
+               "use --arch llama for an untied head");
   if (c.arch == Arch::llama && c.HS % 2)
     fail_usage(cat("--head-dim ", c.HS, ": must be even, rotary embedding turns pairs"));
 }
@@ -136,13 +140,15 @@ ModelConfig from_hf_config(const Json& j, const std::string& where) {
   const auto present = [&](const char* key) { return j.contains(key) && !j[key].is_null(); };
   c.V = number("vocab_size");
   if (c.arch == Arch::gpt2) {
-    c.T = number("n_positions"), c.C = number("n_embd"), c.L = number("n_layer"), c.NH = number("n_head");
+    c.T = number("n_positions"), c.C = number("n_embd"), c.L = number("n_layer"),
+    c.NH = number("n_head");
     c.NKV = c.NH;
     c.F = present("n_inner") ? number("n_inner") : 4 * c.C;
     c.norm_eps = float(get<double>(j, "layer_norm_epsilon", where));
     c.tied = true;
   } else {
-    c.C = number("hidden_size"), c.F = number("intermediate_size"), c.L = number("num_hidden_layers");
+    c.C = number("hidden_size"), c.F = number("intermediate_size"),
+    c.L = number("num_hidden_layers");
     c.NH = number("num_attention_heads"), c.T = number("max_position_embeddings");
     c.NKV = present("num_key_value_heads") ? number("num_key_value_heads") : c.NH;
     c.norm_eps = float(get<double>(j, "rms_norm_eps", where));

@@ -14,27 +14,28 @@ enum class Arch { gpt2, llama };
 
 struct ModelConfig {
   Arch arch = Arch::llama;
-  std::string preset;        ///< where the sizes came from; informational
+  std::string preset;  ///< where the sizes came from; informational
   int64_t L = 0;
   int64_t C = 0;
   int64_t NH = 0;
-  int64_t NKV = 0;           ///< divides NH; GPT-2: equal to NH
-  int64_t HS = 0;            ///< need not be C / NH; even for Llama (RoPE)
+  int64_t NKV = 0;  ///< divides NH; GPT-2: equal to NH
+  int64_t HS = 0;   ///< need not be C / NH; even for Llama (RoPE)
   int64_t F = 0;
   int64_t V = 0;
   int64_t T = 0;
-  bool tied = false;         ///< the head is the token embedding
+  bool tied = false;  ///< the head is the token embedding
   float norm_eps = 1e-5f;
   float rope_theta = 10000;
 
-  /// Rows of the embedding in memory. The padding rows are zero, get no gradient, and are never part of
-  /// logits, loss or checkpoints.
+  /// Rows of the embedding in memory. The padding rows are zero, get no gradient, and are never
+  /// part of logits, loss or checkpoints.
   int64_t Vp() const { return (V + 127) / 128 * 128; }
   const char* arch_name() const { return arch == Arch::gpt2 ? "gpt2" : "llama"; }
 };
 
 /// Sizes of a preset, usage error with the list of names if unknown. Vocabulary and sequence length
-/// are the family's defaults: 50257/1024 (GPT-2), 32000/256 (Llama as in GaLore and LoQT), 32000/1024 (async).
+/// are the family's defaults: 50257/1024 (GPT-2), 32000/256 (Llama as in GaLore and LoQT),
+/// 32000/1024 (async).
 ModelConfig preset_config(const std::string& name);
 std::vector<std::string> preset_names();
 

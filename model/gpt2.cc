@@ -60,8 +60,8 @@ class Gpt2Block final : public Block {
 
     c_proj_.backward_input(run, datt_, g);
     c_proj_.backward_weight(run, grads, g, att_);
-    ops.attention_backward(part(dqkv_, 0), part(dqkv_, 1), part(dqkv_, 2), datt_, att_, lse_, part(qkv_, 0),
-                           part(qkv_, 1), part(qkv_, 2), shape(run));
+    ops.attention_backward(part(dqkv_, 0), part(dqkv_, 1), part(dqkv_, 2), datt_, att_, lse_,
+                           part(qkv_, 0), part(qkv_, 1), part(qkv_, 2), shape(run));
     ln_1_.forward(run, norm_, stats_1_, x);
     c_attn_.backward_input(run, dnorm_, dqkv_);
     c_attn_.backward_weight(run, grads, dqkv_, norm_);
@@ -81,13 +81,14 @@ class Gpt2Block final : public Block {
   Linear c_attn_, c_proj_;
   Norm ln_2_;
   Linear c_fc_, mlp_proj_;
-  Tensor stats_1_, qkv_, att_, lse_, mid_, stats_2_, fc_;    // saved
-  Tensor norm_, gelu_, dnorm_, dhidden_, datt_, dqkv_;       // scratch
+  Tensor stats_1_, qkv_, att_, lse_, mid_, stats_2_, fc_;  // saved
+  Tensor norm_, gelu_, dnorm_, dhidden_, datt_, dqkv_;     // scratch
 };
 
 }  // namespace
 
-std::unique_ptr<Block> make_gpt2_block(ParamTable& table, const ModelConfig& config, int layer, int group) {
+std::unique_ptr<Block> make_gpt2_block(ParamTable& table, const ModelConfig& config, int layer,
+                                       int group) {
   return std::make_unique<Gpt2Block>(table, config, cat("transformer.h.", layer), group);
 }
 

@@ -2,22 +2,26 @@
 
 namespace loqal {
 
-Linear::Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group, bool bias)
+Linear::Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group,
+               bool bias)
     : weight_(table.add(name + ".weight", {out, in}, group, Role::matrix)) {
   if (bias) bias_ = table.add(name + ".bias", {out}, group, Role::bias);
 }
 
-void Linear::forward(const Run& run, const Tensor& y, const Tensor& x, const Tensor& residual) const {
+void Linear::forward(const Run& run, const Tensor& y, const Tensor& x,
+                     const Tensor& residual) const {
   const Tensor bias = bias_ >= 0 ? run.weights.vector(bias_) : Tensor{};
   run.ops.matmul(y, x, run.weights.matrix(weight_),
                  {.transpose_b = true, .bias = bias, .residual = residual});
 }
 
-void Linear::backward_input(const Run& run, const Tensor& dx, const Tensor& dy, bool accumulate) const {
+void Linear::backward_input(const Run& run, const Tensor& dx, const Tensor& dy,
+                            bool accumulate) const {
   run.ops.matmul(dx, dy, run.weights.matrix(weight_), {.accumulate = accumulate});
 }
 
-void Linear::backward_weight(const Run& run, const Grads& grads, const Tensor& dy, const Tensor& x) const {
+void Linear::backward_weight(const Run& run, const Grads& grads, const Tensor& dy,
+                             const Tensor& x) const {
   run.ops.matmul(grads(weight_), dy, x, {.transpose_a = true, .accumulate = grads.accumulate});
   if (bias_ >= 0) run.ops.bias_backward(grads(bias_), dy, grads.accumulate);
 }
@@ -37,13 +41,12 @@ void Norm::forward(const Run& run, const Tensor& y, const Tensor& stats, const T
   else run.ops.rmsnorm_forward(y, s, x, w, eps_);
 }
 
-void Norm::backward(const Run& run, const Grads& grads, const Tensor& dx, const Tensor& dy, const Tensor& x,
-                    const Tensor& stats, bool accumulate_dx) const {
+void Norm::backward(const Run& run, const Grads& grads, const Tensor& dx, const Tensor& dy,
+                    const Tensor& x, const Tensor& stats, bool accumulate_dx) const {
   const Tensor s = rows_of(stats, x.rows), w = run.weights.vector(weight_), dw = grads(weight_);
   if (bias_ >= 0)
     run.ops.layernorm_backward(dx, dw, grads(bias_), dy, x, w, s, accumulate_dx, grads.accumulate);
-  else
-    run.ops.rmsnorm_backward(dx, dw, dy, x, w, s, accumulate_dx, grads.accumulate);
+  else run.ops.rmsnorm_backward(dx, dw, dy, x, w, s, accumulate_dx, grads.accumulate);
 }
 
 }  // namespace loqal

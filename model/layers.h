@@ -9,8 +9,8 @@
 
 namespace loqal {
 
-/// Carves aligned tensors from one block of memory. With a null base it only measures: the same code
-/// that lays out a run also says how much memory it needs.
+/// Carves aligned tensors from one block of memory. With a null base it only measures: the same
+/// code that lays out a run also says how much memory it needs.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -70,7 +70,8 @@ class Linear {
 
   void forward(const Run& run, const Tensor& y, const Tensor& x, const Tensor& residual = {}) const;
   /// dx (+)= dy W.
-  void backward_input(const Run& run, const Tensor& dx, const Tensor& dy, bool accumulate = false) const;
+  void backward_input(const Run& run, const Tensor& dx, const Tensor& dy,
+                      bool accumulate = false) const;
   /// dW, db (+)= ..., by the accumulate flag of `grads`.
   void backward_weight(const Run& run, const Grads& grads, const Tensor& dy, const Tensor& x) const;
 
@@ -85,8 +86,8 @@ class Norm {
 
   void forward(const Run& run, const Tensor& y, const Tensor& stats, const Tensor& x) const;
   /// dx (+)= ...; dw, db by the flag of `grads`.
-  void backward(const Run& run, const Grads& grads, const Tensor& dx, const Tensor& dy, const Tensor& x,
-                const Tensor& stats, bool accumulate_dx) const;
+  void backward(const Run& run, const Grads& grads, const Tensor& dx, const Tensor& dy,
+                const Tensor& x, const Tensor& stats, bool accumulate_dx) const;
 
  private:
   Tensor rows_of(const Tensor& stats, int64_t N) const;

@@ -9,7 +9,8 @@ namespace {
 
 class LlamaBlock final : public Block {
  public:
-  LlamaBlock(ParamTable& table, const ModelConfig& c, const std::string& name, int group, int rope_table)
+  LlamaBlock(ParamTable& table, const ModelConfig& c, const std::string& name, int group,
+             int rope_table)
       : config_(c),
         rope_table_(rope_table),
         input_norm_(table, name + ".input_layernorm", c, group),
@@ -64,7 +65,8 @@ class LlamaBlock final : public Block {
   void backward(const Run& run, const Grads& grads, const Tensor& g, const Tensor& x) override {
     Ops& ops = run.ops;
     down_proj_.backward_input(run, dhidden_, g);
-    ops.swiglu_backward(gate(dgate_up_), up(dgate_up_), hidden_, dhidden_, gate(gate_up_), up(gate_up_));
+    ops.swiglu_backward(gate(dgate_up_), up(dgate_up_), hidden_, dhidden_, gate(gate_up_),
+                        up(gate_up_));
     down_proj_.backward_weight(run, grads, g, hidden_);
     post_norm_.forward(run, norm_, stats_2_, mid_);
     gate_proj_.backward_input(run, dnorm_, gate(dgate_up_));
@@ -76,8 +78,8 @@ class LlamaBlock final : public Block {
     const Tensor table = run.weights.constant(rope_table_);
     o_proj_.backward_input(run, datt_, g);
     o_proj_.backward_weight(run, grads, g, att_);
-    ops.attention_backward(q(dqkv_), k(dqkv_), v(dqkv_), datt_, att_, lse_, q(qkv_), k(qkv_), v(qkv_),
-                           shape(run));
+    ops.attention_backward(q(dqkv_), k(dqkv_), v(dqkv_), datt_, att_, lse_, q(qkv_), k(qkv_),
+                           v(qkv_), shape(run));
     ops.rope(q(dqkv_), table, run.T, config_.HS, true);
     ops.rope(k(dqkv_), table, run.T, config_.HS, true);
     input_norm_.forward(run, norm_, stats_1_, x);
@@ -93,7 +95,9 @@ class LlamaBlock final : public Block {
  private:
   // Columns of a fused buffer: q X[N, NH*HS], k and v X[N, NKV*HS]; gate and up X[N, F].
   Tensor q(const Tensor& t) const { return t.col_slice(0, config_.NH * config_.HS); }
-  Tensor k(const Tensor& t) const { return t.col_slice(config_.NH * config_.HS, config_.NKV * config_.HS); }
+  Tensor k(const Tensor& t) const {
+    return t.col_slice(config_.NH * config_.HS, config_.NKV * config_.HS);
+  }
   Tensor v(const Tensor& t) const {
     return t.col_slice((config_.NH + config_.NKV) * config_.HS, config_.NKV * config_.HS);
   }
@@ -109,15 +113,16 @@ class LlamaBlock final : public Block {
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
   Norm post_norm_;
   Linear gate_proj_, up_proj_, down_proj_;
-  Tensor stats_1_, qkv_, att_, lse_, mid_, stats_2_, gate_up_;                // saved
-  Tensor norm_, hidden_, dnorm_, dhidden_, dgate_up_, datt_, dqkv_;           // scratch
+  Tensor stats_1_, qkv_, att_, lse_, mid_, stats_2_, gate_up_;       // saved
+  Tensor norm_, hidden_, dnorm_, dhidden_, dgate_up_, datt_, dqkv_;  // scratch
 };
 
 }  // namespace
 
-std::unique_ptr<Block> make_llama_block(ParamTable& table, const ModelConfig& config, int layer, int group,
-                                        int rope_table) {
-  return std::make_unique<LlamaBlock>(table, config, cat("model.layers.", layer), group, rope_table);
+std::unique_ptr<Block> make_llama_block(ParamTable& table, const ModelConfig& config, int layer,
+                                        int group, int rope_table) {
+  return std::make_unique<LlamaBlock>(table, config, cat("model.layers.", layer), group,
+                                      rope_table);
 }
 
 }  // namespace loqal

@@ -23,14 +23,15 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
     : ops_(ops), config_(config), options_(options), last_{ops, {}, 0, 0} {
   const bool gpt2 = config.arch == Arch::gpt2;
   const int last_group = int(config.L) + 1;
-  wte_ = table_.add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", {config.Vp(), config.C}, 0,
-                    Role::embedding);
+  wte_ = table_.add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight",
+                    {config.Vp(), config.C}, 0, Role::embedding);
   if (gpt2) wpe_ = table_.add("transformer.wpe.weight", {config.T, config.C}, 0, Role::position);
   else rope_ = table_.add("rope.table", {config.T, config.HS}, 0, Role::constant, Segment::frozen);
   for (int l = 0; l < config.L; l++)
     blocks_.push_back(gpt2 ? make_gpt2_block(table_, config, l, l + 1)
                            : make_llama_block(table_, config, l, l + 1, rope_));
-  final_norm_ = std::make_unique<Norm>(table_, gpt2 ? "transformer.ln_f" : "model.norm", config, last_group);
+  final_norm_ =
+      std::make_unique<Norm>(table_, gpt2 ? "transformer.ln_f" : "model.norm", config, last_group);
   if (!config.tied)
     head_ = table_.add("lm_head.weight", {config.Vp(), config.C}, last_group, Role::head);
   table_.commit();
@@ -48,7 +49,8 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   const int64_t half = config.HS / 2;
   for (int64_t t = 0; t < config.T; t++)
     for (int64_t i = 0; i < half; i++) {
-      const double angle = double(t) * std::pow(double(config.rope_theta), -2.0 * double(i) / double(config.HS));
+      const double angle =
+          double(t) * std::pow(double(config.rope_theta), -2.0 * double(i) / double(config.HS));
       rotary[size_t(t * config.HS + i)] = float(std::cos(angle));
       rotary[size_t(t * config.HS + half + i)] = float(std::sin(angle));
     }
@@ -63,7 +65,8 @@ void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
   targets_ = kept.take(DType::I32, 1, N);
   nll_ = kept.take(DType::F32, 1, N);
   residual_.clear();
-  for (int64_t l = 0; l < (options_.training ? config_.L + 1 : 2); l++) residual_.push_back(kept.take(X, N, C));
+  for (int64_t l = 0; l < (options_.training ? config_.L + 1 : 2); l++)
+    residual_.push_back(kept.take(X, N, C));
   final_stats_ = kept.take(DType::F32, 1, 2 * N);
   h_ = kept.take(X, N, C);
   if (options_.training) {
@@ -112,11 +115,13 @@ void Model::init_random(uint64_t seed) {
     if (p.segment == Segment::frozen) continue;
     host.assign(size_t(p.numel()), p.role == Role::norm ? 1.0f : 0.0f);
     if (p.shape.size() == 2) {
-      const bool into_residual = config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
+      const bool into_residual =
+          config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
       const double deviation = into_residual ? 0.02 / std::sqrt(2.0 * double(config_.L)) : 0.02;
       const PhiloxStream stream(seed, Purpose::init, 0, uint32_t(i));
       pool.chunks(real_rows(i) * p.cols(), 1 << 14, [&](int64_t first, int64_t last) {
-        for (int64_t k = first; k < last; k++) host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
+        for (int64_t k = first; k < last; k++)
+          host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
       });
     }
     ops_.upload(parameter(i), host.data());
@@ -125,7 +130,8 @@ void Model::init_random(uint64_t seed) {
 }
 
 Run Model::begin(const int32_t* tokens, int64_t B, int64_t T) {
-  LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ", T);
+  LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ",
+               T);
   const Weights weights{&table_, master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
                         frozen_.data(), options_.X};
   const Run run{ops_, weights, B, T};
@@ -147,10 +153,11 @@ void Model::forward_layers(const Run& run) {
   final_norm_->forward(run, h_, final_stats_, residual(config_.L));
 }
 
-double Model::loss(const Run& run, const int32_t* targets, const Tensor& dh, const Tensor& dw, float scale,
-                   bool accumulate) {
+double Model::loss(const Run& run, const int32_t* targets, const Tensor& dh, const Tensor& dw,
+                   float scale, bool accumulate) {
   ops_.upload(targets_, targets);
-  ops_.linear_cross_entropy(nll_, dh, dw, h_, head_weight(run), targets_, logits_, scale, accumulate);
+  ops_.linear_cross_entropy(nll_, dh, dw, h_, head_weight(run), targets_, logits_, scale,
+                            accumulate);
   std::vector<float> nll(size_t(run.N()));
   ops_.download(nll.data(), nll_);
   double sum = 0;

@@ -10,10 +10,10 @@
 namespace loqal {
 
 struct ModelOptions {
-  int64_t B = 1;             ///< largest batch of one pass; the longest sequence is config.T
-  DType X = DType::F32;      ///< compute type: F32 or BF16
-  bool recompute = false;    ///< keep only each block's input; run its forward again in backward
-  bool training = true;      ///< false: forward only, activations of one block
+  int64_t B = 1;           ///< largest batch of one pass; the longest sequence is config.T
+  DType X = DType::F32;    ///< compute type: F32 or BF16
+  bool recompute = false;  ///< keep only each block's input; run its forward again in backward
+  bool training = true;    ///< false: forward only, activations of one block
 };
 
 class Model {
@@ -25,7 +25,8 @@ class Model {
   const ParamTable& table() const { return table_; }
   int groups() const { return table_.groups(); }
 
-  /// F32 [rows, cols] of one trainable parameter; embeddings and head have Vp rows, of which V are real.
+  /// F32 [rows, cols] of one trainable parameter; embeddings and head have Vp rows, of which V are
+  /// real.
   Tensor parameter(int index) const { return table_.view(index, master_.data(), DType::F32); }
   int64_t real_rows(int index) const;  ///< rows without the vocabulary's padding
   int64_t parameter_count() const;     ///< trainable, without padding
@@ -33,15 +34,15 @@ class Model {
   Tensor compute_copy(int index) const;
   void refresh_compute_copy();  ///< after parameters were written by anyone but the optimizer
 
-  /// N(0, 0.02); GPT-2's projections into the residual stream N(0, 0.02 / sqrt(2L)); norms 1, biases 0.
-  /// A pure function of the seed.
+  /// N(0, 0.02); GPT-2's projections into the residual stream N(0, 0.02 / sqrt(2L)); norms 1,
+  /// biases 0. A pure function of the seed.
   void init_random(uint64_t seed);
 
   /// Sum over targets of -log p(target). tokens, targets [B,T] on the host; target -1 is ignored.
   double forward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T);
   /// The same, and the gradient of scale * sum into the sink, group by group from the head down.
-  double forward_backward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T, float scale,
-                          GradSink& sink);
+  double forward_backward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
+                          float scale, GradSink& sink);
   /// Logits [V] of the token that follows `tokens` (at most config.T of them).
   std::vector<float> next_logits(const std::vector<int32_t>& tokens);
 
@@ -53,11 +54,13 @@ class Model {
   Run begin(const int32_t* tokens, int64_t B, int64_t T);
   void carve(const Run& run, void* kept, void* scratch);
   void forward_layers(const Run& run);
-  double loss(const Run& run, const int32_t* targets, const Tensor& dh, const Tensor& dw, float scale,
-              bool accumulate);
+  double loss(const Run& run, const int32_t* targets, const Tensor& dh, const Tensor& dw,
+              float scale, bool accumulate);
   void backward_layers(const Run& run, GradSink& sink);
   Grads grads(GradSink& sink, int group) const;
-  Tensor& residual(int64_t layer) { return residual_[size_t(options_.training ? layer : layer % 2)]; }
+  Tensor& residual(int64_t layer) {
+    return residual_[size_t(options_.training ? layer : layer % 2)];
+  }
   Tensor head_weight(const Run& run) const;
 
   Ops& ops_;
@@ -71,12 +74,12 @@ class Model {
   int64_t kept_bytes_ = 0, scratch_bytes_ = 0;
 
   // Carved for the B and T of each call.
-  Tensor tokens_, targets_, nll_;   // I32, I32, F32 [1,N]
-  std::vector<Tensor> residual_;    // X[N,C]: input of each block, and the last one's output
-  Tensor final_stats_, h_;          // F32 [1,2N]; X[N,C]: output of the final norm
-  Tensor g_, dh_;                   // X[N,C]: gradient of the residual stream, and of h
-  Tensor logits_;                   // F32 [rows, V]: one chunk, in scratch
-  Run last_;                        // the last pass, for first_nonfinite()
+  Tensor tokens_, targets_, nll_;  // I32, I32, F32 [1,N]
+  std::vector<Tensor> residual_;   // X[N,C]: input of each block, and the last one's output
+  Tensor final_stats_, h_;         // F32 [1,2N]; X[N,C]: output of the final norm
+  Tensor g_, dh_;                  // X[N,C]: gradient of the residual stream, and of h
+  Tensor logits_;                  // F32 [rows, V]: one chunk, in scratch
+  Run last_;                       // the last pass, for first_nonfinite()
 };
 
 }  // namespace loqal

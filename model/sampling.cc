@@ -33,7 +33,8 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
   return order[count - 1];
 }
 
-std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt, const SamplingConfig& config,
+std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
+                            const SamplingConfig& config,
                             const std::function<void(int32_t)>& emit) {
   LOQAL_ASSERT(!prompt.empty(), "sampling starts from at least one token");
   const PhiloxStream stream(config.seed, Purpose::sample);
@@ -42,7 +43,8 @@ std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt, co
   for (int64_t n = 0; n < config.tokens; n++) {
     if (context.size() > window) context.erase(context.begin(), context.end() - int64_t(window));
     const std::vector<float> logits = model.next_logits(context);
-    const int32_t id = sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n)));
+    const int32_t id =
+        sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n)));
     made.push_back(id);
     context.push_back(id);
     emit(id);

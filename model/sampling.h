@@ -11,18 +11,18 @@ namespace loqal {
 struct SamplingConfig {
   int64_t tokens = 100;      ///< at most this many new ones
   double temperature = 1.0;  ///< 0: always the most likely token
-  double top_p = 1.0;        ///< nucleus sampling (Holtzman et al. 2020); 1: all of the distribution
+  double top_p = 1.0;  ///< nucleus sampling (Holtzman et al. 2020); 1: all of the distribution
   uint64_t seed = 1;
-  int eos = -1;              ///< stops after it; -1: never
+  int eos = -1;  ///< stops after it; -1: never
 };
 
-/// One draw from softmax(logits / temperature), cut to the smallest set of tokens whose probability is
-/// at least top_p. u in [0, 1) is the random number. Ties go to the smaller id.
+/// One draw from softmax(logits / temperature), cut to the smallest set of tokens whose probability
+/// is at least top_p. u in [0, 1) is the random number. Ties go to the smaller id.
 int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u);
 
-/// Continues `prompt` (not empty); beyond config.T tokens the oldest are forgotten. `emit` sees each new
-/// token at once. Returns the new tokens.
-std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt, const SamplingConfig& config,
-                            const std::function<void(int32_t)>& emit);
+/// Continues `prompt` (not empty); beyond config.T tokens the oldest are forgotten. `emit` sees
+/// each new token at once. Returns the new tokens.
+std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
+                            const SamplingConfig& config, const std::function<void(int32_t)>& emit);
 
 }  // namespace loqal

@@ -24,8 +24,10 @@ Buffer Ops::alloc(int64_t bytes, const std::string& category) {
   if (!dry_ && bytes > 0 && !data) {
     std::string table;
     for (const auto& [name, held] : memory_) table += cat("\n    ", name, ": ", held >> 20, " MiB");
-    fail(cat("out of memory: ", category, " needs ", (bytes >> 20) + 1, " MiB; held so far:", table),
-         "reduce --batch-size or --seq-len, or use --recompute block; --dry-run prints the whole table");
+    fail(
+        cat("out of memory: ", category, " needs ", (bytes >> 20) + 1, " MiB; held so far:", table),
+        "reduce --batch-size or --seq-len, or use --recompute block; --dry-run prints the whole "
+        "table");
   }
   memory_[category] += bytes;
   current_ += bytes;
@@ -44,8 +46,10 @@ namespace {
 using Named = std::pair<const char*, Tensor>;
 
 // Throws with all operands, so that the message alone is enough to find the mistake.
-void require(bool condition, const char* op, const char* what, std::initializer_list<Named> operands) {
-  if (condition) [[likely]] return;
+void require(bool condition, const char* op, const char* what,
+             std::initializer_list<Named> operands) {
+  if (condition) [[likely]]
+    return;
   std::string list;
   for (const auto& [name, t] : operands) list += cat(" ", name, "=", t ? str(t) : "none");
   throw std::logic_error(cat(op, ": ", what, ":", list));
@@ -91,29 +95,36 @@ void Ops::matmul(const Tensor& c, const Tensor& a, const Tensor& b, const Matmul
   const int64_t k2 = args.transpose_b ? b.cols : b.rows, n = args.transpose_b ? b.rows : b.cols;
   const bool ok = k == k2 && c.rows == m && c.cols == n && is_x(a) && a.dtype == b.dtype &&
                   (c.dtype == a.dtype || c.dtype == DType::F32) &&
-                  absent_or(f32(args.bias, 1, n), args.bias) && absent_or(same(args.residual, c), args.residual);
+                  absent_or(f32(args.bias, 1, n), args.bias) &&
+                  absent_or(same(args.residual, c), args.residual);
   require(ok, "matmul", "shapes or types disagree",
-          {{"c", c}, {"op(a)", {a.data, a.dtype, m, k}}, {"op(b)", {b.data, b.dtype, k2, n}},
-           {"bias", args.bias}, {"residual", args.residual}});
+          {{"c", c},
+           {"op(a)", {a.data, a.dtype, m, k}},
+           {"op(b)", {b.data, b.dtype, k2, n}},
+           {"bias", args.bias},
+           {"residual", args.residual}});
   do_matmul(c, a, b, args);
 }
 
 void Ops::bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) {
-  require(f32(db, 1, dy.cols) && is_x(dy), "bias_backward", "shapes and types", {{"db", db}, {"dy", dy}});
+  require(f32(db, 1, dy.cols) && is_x(dy), "bias_backward", "shapes and types",
+          {{"db", db}, {"dy", dy}});
   do_bias_backward(db, dy, accumulate);
 }
 
-void Ops::embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                            int64_t T) {
+void Ops::embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte,
+                            const Tensor& wpe, int64_t T) {
   require(is_x(x) && wte.dtype == x.dtype && wte.cols == x.cols && tokens.dtype == DType::I32 &&
               tokens.numel() == x.rows && x.rows % T == 0 &&
               absent_or(wpe.dtype == x.dtype && wpe.cols == x.cols && wpe.rows >= T, wpe),
-          "embedding_forward", "shapes and types", {{"x", x}, {"tokens", tokens}, {"wte", wte}, {"wpe", wpe}});
+          "embedding_forward", "shapes and types",
+          {{"x", x}, {"tokens", tokens}, {"wte", wte}, {"wpe", wpe}});
   do_embedding_forward(x, tokens, wte, wpe, T);
 }
 
-void Ops::embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx, const Tensor& tokens,
-                             int64_t T, bool accumulate_wte, bool accumulate_wpe) {
+void Ops::embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx,
+                             const Tensor& tokens, int64_t T, bool accumulate_wte,
+                             bool accumulate_wpe) {
   require(is_x(dx) && f32(dwte, dwte.rows, dx.cols) && tokens.dtype == DType::I32 &&
               tokens.numel() == dx.rows && dx.rows % T == 0 &&
               absent_or(f32(dwpe, dwpe.rows, dx.cols) && dwpe.rows >= T, dwpe),
@@ -125,13 +136,14 @@ void Ops::embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tenso
 void Ops::layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
                             const Tensor& b, float eps) {
   require(is_x(x) && same(y, x) && f32(stats, 2, x.rows) && f32(w, 1, x.cols) && f32(b, 1, x.cols),
-          "layernorm_forward", "shapes and types", {{"y", y}, {"stats", stats}, {"x", x}, {"w", w}, {"b", b}});
+          "layernorm_forward", "shapes and types",
+          {{"y", y}, {"stats", stats}, {"x", x}, {"w", w}, {"b", b}});
   do_layernorm_forward(y, stats, x, w, b, eps);
 }
 
 void Ops::layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,
-                             const Tensor& x, const Tensor& w, const Tensor& stats, bool accumulate_dx,
-                             bool accumulate_dw) {
+                             const Tensor& x, const Tensor& w, const Tensor& stats,
+                             bool accumulate_dx, bool accumulate_dw) {
   require(is_x(x) && same(dx, x) && same(dy, x) && f32(stats, 2, x.rows) && f32(w, 1, x.cols) &&
               f32(dw, 1, x.cols) && f32(db, 1, x.cols),
           "layernorm_backward", "shapes and types",
@@ -139,14 +151,16 @@ void Ops::layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& d
   do_layernorm_backward(dx, dw, db, dy, x, w, stats, accumulate_dx, accumulate_dw);
 }
 
-void Ops::rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w, float eps) {
+void Ops::rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
+                          float eps) {
   require(is_x(x) && same(y, x) && f32(stats, 1, x.rows) && f32(w, 1, x.cols), "rmsnorm_forward",
           "shapes and types", {{"y", y}, {"stats", stats}, {"x", x}, {"w", w}});
   do_rmsnorm_forward(y, stats, x, w, eps);
 }
 
 void Ops::rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                           const Tensor& w, const Tensor& stats, bool accumulate_dx, bool accumulate_dw) {
+                           const Tensor& w, const Tensor& stats, bool accumulate_dx,
+                           bool accumulate_dw) {
   require(is_x(x) && same(dx, x) && same(dy, x) && f32(stats, 1, x.rows) && f32(w, 1, x.cols) &&
               f32(dw, 1, x.cols),
           "rmsnorm_backward", "shapes and types",
@@ -155,37 +169,51 @@ void Ops::rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy,
 }
 
 void Ops::rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse) {
-  require(is_x(x) && HS % 2 == 0 && x.cols % HS == 0 && f32(table, table.rows, HS) && table.rows >= T &&
-              x.rows % T == 0,
+  require(is_x(x) && HS % 2 == 0 && x.cols % HS == 0 && f32(table, table.rows, HS) &&
+              table.rows >= T && x.rows % T == 0,
           "rope", "shapes and types", {{"x", x}, {"table", table}});
   do_rope(x, table, T, HS, inverse);
 }
 
 namespace {
-bool attention_ok(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionShape& s) {
+bool attention_ok(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                  const Tensor& v, const AttentionShape& s) {
   const int64_t N = s.B * s.T;
-  return is_x(q) && same(out, q) && same(k, v) && k.dtype == q.dtype && q.rows == N && k.rows == N &&
-         q.cols == s.NH * s.HS && k.cols == s.NKV * s.HS && s.NH % s.NKV == 0 && f32(lse, s.B * s.NH, s.T);
+  return is_x(q) && same(out, q) && same(k, v) && k.dtype == q.dtype && q.rows == N &&
+         k.rows == N && q.cols == s.NH * s.HS && k.cols == s.NKV * s.HS && s.NH % s.NKV == 0 &&
+         f32(lse, s.B * s.NH, s.T);
 }
 }  // namespace
 
 void Ops::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const AttentionShape& s) {
-  require(attention_ok(out, lse, q, k, v, s), "attention_forward",
-          cat("shapes and types for B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS).c_str(),
-          {{"out", out}, {"lse", lse}, {"q", q}, {"k", k}, {"v", v}});
+  require(
+      attention_ok(out, lse, q, k, v, s), "attention_forward",
+      cat("shapes and types for B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS)
+          .c_str(),
+      {{"out", out}, {"lse", lse}, {"q", q}, {"k", k}, {"v", v}});
   do_attention_forward(out, lse, q, k, v, s);
 }
 
-void Ops::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                             const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const AttentionShape& s) {
-  require(attention_ok(out, lse, q, k, v, s) && same(dq, q) && same(dk, k) && same(dv, v) && same(dout, out),
-          "attention_backward",
-          cat("shapes and types for B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS).c_str(),
-          {{"dq", dq}, {"dk", dk}, {"dv", dv}, {"dout", dout}, {"out", out}, {"lse", lse}, {"q", q},
-           {"k", k}, {"v", v}});
+void Ops::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                             const Tensor& dout, const Tensor& out, const Tensor& lse,
+                             const Tensor& q, const Tensor& k, const Tensor& v,
+                             const AttentionShape& s) {
+  require(
+      attention_ok(out, lse, q, k, v, s) && same(dq, q) && same(dk, k) && same(dv, v) &&
+          same(dout, out),
+      "attention_backward",
+      cat("shapes and types for B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS)
+          .c_str(),
+      {{"dq", dq},
+       {"dk", dk},
+       {"dv", dv},
+       {"dout", dout},
+       {"out", out},
+       {"lse", lse},
+       {"q", q},
+       {"k", k},
+       {"v", v}});
   do_attention_backward(dq, dk, dv, dout, out, lse, q, k, v, s);
 }
 
@@ -215,25 +243,31 @@ void Ops::swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& 
   do_swiglu_backward(dgate, dup, y, dy, gate, up);
 }
 
-void Ops::linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw, const Tensor& x,
-                               const Tensor& w, const Tensor& targets, const Tensor& scratch, float scale,
-                               bool accumulate_dw) {
+void Ops::linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw,
+                               const Tensor& x, const Tensor& w, const Tensor& targets,
+                               const Tensor& scratch, float scale, bool accumulate_dw) {
   require(is_x(x) && w.dtype == x.dtype && w.cols == x.cols && f32(nll, 1, x.rows) &&
               targets.dtype == DType::I32 && targets.numel() == x.rows && scratch.rows >= 1 &&
-              f32(scratch, scratch.rows, w.rows) && bool(dx) == bool(dw) && absent_or(same(dx, x), dx) &&
-              absent_or(f32(dw, w.rows, w.cols), dw),
+              f32(scratch, scratch.rows, w.rows) && bool(dx) == bool(dw) &&
+              absent_or(same(dx, x), dx) && absent_or(f32(dw, w.rows, w.cols), dw),
           "linear_cross_entropy", "shapes and types",
-          {{"nll", nll}, {"dx", dx}, {"dw", dw}, {"x", x}, {"w", w}, {"targets", targets},
+          {{"nll", nll},
+           {"dx", dx},
+           {"dw", dw},
+           {"x", x},
+           {"w", w},
+           {"targets", targets},
            {"scratch", scratch}});
   do_linear_cross_entropy(nll, dx, dw, x, w, targets, scratch, scale, accumulate_dw);
 }
 
-void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
-                const AdamWArgs& args) {
+void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
+                const Tensor& v, const AdamWArgs& args) {
   const auto flat = [&](const Tensor& t) { return f32(t, p.rows, p.cols); };
-  require(flat(p) && flat(g) && flat(m) && flat(v) && args.step >= 1 &&
-              absent_or(copy.dtype == DType::BF16 && same_shape(copy, p) && copy.contiguous(), copy),
-          "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
+  require(
+      flat(p) && flat(g) && flat(m) && flat(v) && args.step >= 1 &&
+          absent_or(copy.dtype == DType::BF16 && same_shape(copy, p) && copy.contiguous(), copy),
+      "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
   do_adamw(p, copy, g, m, v, args);
 }
 

@@ -4,10 +4,10 @@
 //
 // Conventions
 //   Outputs come first. "=" overwrites, "+=" accumulates; where both exist there is a flag.
-//   N = B*T rows, row n = b*T + t. X is the compute type of activations and matrices: F32 or BF16, the same
-//   for all X operands of a call. Sums, statistics, norm weights, biases, gradients of weights: F32.
-//   An empty Tensor ({}) means "not wanted" where the comment allows it.
-//   Results are the same bytes for any number of threads.
+//   N = B*T rows, row n = b*T + t. X is the compute type of activations and matrices: F32 or BF16,
+//   the same for all X operands of a call. Sums, statistics, norm weights, biases, gradients of
+//   weights: F32. An empty Tensor ({}) means "not wanted" where the comment allows it. Results are
+//   the same bytes for any number of threads.
 // The public functions check shapes and types once for all devices (ops.cc) and then call do_*().
 #pragma once
 #include <cstdint>
@@ -34,7 +34,9 @@ class Buffer {
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   template <class T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
 
  private:
   Ops* ops_ = nullptr;
@@ -66,8 +68,8 @@ class Ops {
 
   // ---- device and memory ------------------------------------------------------------------
   virtual std::string description() const = 0;  ///< "CPU, 2 threads, oneDNN 2.6.3 (avx2)"
-  virtual bool has_fast_bf16() const = 0;        ///< whether --precision auto takes bf16
-  virtual double peak_flops(DType type) = 0;     ///< FLOP/s of a large matmul, measured once
+  virtual bool has_fast_bf16() const = 0;       ///< whether --precision auto takes bf16
+  virtual double peak_flops(DType type) = 0;    ///< FLOP/s of a large matmul, measured once
 
   /// Zeroed memory, 64-byte aligned. Error with the memory table if there is not enough.
   Buffer alloc(int64_t bytes, const std::string& category);
@@ -76,13 +78,13 @@ class Ops {
   int64_t peak_bytes() const { return peak_; }
   bool dry() const { return dry_; }  ///< nothing is allocated or computed, only counted
 
-  void upload(const Tensor& dst, const void* host);   ///< dst = contiguous host elements of its type
-  void download(void* host, const Tensor& src);       ///< waits until the data is there
+  void upload(const Tensor& dst, const void* host);  ///< dst = contiguous host elements of its type
+  void download(void* host, const Tensor& src);      ///< waits until the data is there
 
   // ---- whole tensors ----------------------------------------------------------------------
-  void fill(const Tensor& y, float value);                ///< y = value
-  void copy(const Tensor& y, const Tensor& x);            ///< y = x, converting between F32 and BF16
-  double sum_squares(const Tensor& x);                    ///< sum of x^2 (F32), fixed order, in double
+  void fill(const Tensor& y, float value);      ///< y = value
+  void copy(const Tensor& y, const Tensor& x);  ///< y = x, converting between F32 and BF16
+  double sum_squares(const Tensor& x);          ///< sum of x^2 (F32), fixed order, in double
 
   // ---- matrix products --------------------------------------------------------------------
   /// C[M,N] (+)= op(A)[M,K] op(B)[K,N] + bias + residual. A, B: X; C: X or F32. fp32 sums.
@@ -92,29 +94,35 @@ class Ops {
 
   // ---- embedding --------------------------------------------------------------------------
   /// x[N,C] = wte[token,C] (+ wpe[t,C], may be empty). tokens I32[1,N]; T rows per sequence.
-  void embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                         int64_t T);
-  /// dwte[token] (+)= dx, dwpe[t] (+)= dx; F32. Without accumulate_* rows that no token names become 0.
-  void embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx, const Tensor& tokens,
-                          int64_t T, bool accumulate_wte, bool accumulate_wpe);
+  void embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte,
+                         const Tensor& wpe, int64_t T);
+  /// dwte[token] (+)= dx, dwpe[t] (+)= dx; F32. Without accumulate_* rows that no token names
+  /// become 0.
+  void embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx,
+                          const Tensor& tokens, int64_t T, bool accumulate_wte,
+                          bool accumulate_wpe);
 
   // ---- norms ------------------------------------------------------------------------------
-  /// y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps). stats F32[2,N]: mean, rstd. w, b: F32[1,C].
+  /// y = (x - mean) * rstd * w + b, rstd = 1/sqrt(var + eps). stats F32[2,N]: mean, rstd. w, b:
+  /// F32[1,C].
   void layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
                          const Tensor& b, float eps);
   /// dx (+)= ..., dw (+)= sum dy*xhat, db (+)= sum dy.
   void layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,
                           const Tensor& x, const Tensor& w, const Tensor& stats, bool accumulate_dx,
                           bool accumulate_dw);
-  /// y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps). stats F32[1,N]: rstd (Zhang & Sennrich 2019).
-  void rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w, float eps);
+  /// y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps). stats F32[1,N]: rstd (Zhang & Sennrich
+  /// 2019).
+  void rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
+                       float eps);
   void rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                        const Tensor& w, const Tensor& stats, bool accumulate_dx, bool accumulate_dw);
+                        const Tensor& w, const Tensor& stats, bool accumulate_dx,
+                        bool accumulate_dw);
 
   // ---- attention --------------------------------------------------------------------------
-  /// In place, per head: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the head (half-split,
-  /// Su et al. 2021 as in HF Llama). x X[N, heads*HS]; table F32[T', HS]: HS/2 cosines, then HS/2 sines.
-  /// inverse: rotates back, which is also the backward pass.
+  /// In place, per head: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the head
+  /// (half-split, Su et al. 2021 as in HF Llama). x X[N, heads*HS]; table F32[T', HS]: HS/2
+  /// cosines, then HS/2 sines. inverse: rotates back, which is also the backward pass.
   void rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse);
   /// Causal softmax(q k^T / sqrt(HS)) v by online softmax; T x T is never stored (Dao et al. 2022).
   /// out, q X[N, NH*HS]; k, v X[N, NKV*HS]; head h reads k/v head h / (NH/NKV); lse F32[B*NH, T].
@@ -138,13 +146,13 @@ class Ops {
                        const Tensor& gate, const Tensor& up);
 
   // ---- head and loss ----------------------------------------------------------------------
-  /// Output projection and cross-entropy, fused and chunked over rows: logits = x w^T exist only for
-  /// scratch.rows rows at a time. x X[N,C]; w X[V,C]; targets I32[1,N], -1 = ignored; scratch F32[rows >= 1, V].
-  /// nll F32[1,N] = log sum exp(logits) - logits[target], 0 where ignored.
-  /// With dx (X[N,C]) and dw (F32[V,C]): gradients of scale * sum(nll); dx overwritten, dw (+)=.
+  /// Output projection and cross-entropy, fused and chunked over rows: logits = x w^T exist only
+  /// for scratch.rows rows at a time. x X[N,C]; w X[V,C]; targets I32[1,N], -1 = ignored; scratch
+  /// F32[rows >= 1, V]. nll F32[1,N] = log sum exp(logits) - logits[target], 0 where ignored. With
+  /// dx (X[N,C]) and dw (F32[V,C]): gradients of scale * sum(nll); dx overwritten, dw (+)=.
   void linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw, const Tensor& x,
-                            const Tensor& w, const Tensor& targets, const Tensor& scratch, float scale,
-                            bool accumulate_dw);
+                            const Tensor& w, const Tensor& targets, const Tensor& scratch,
+                            float scale, bool accumulate_dw);
 
   // ---- optimizer --------------------------------------------------------------------------
   /// AdamW (Loshchilov & Hutter 2019), in PyTorch's order: p -= lr*wd*p;
@@ -163,32 +171,36 @@ class Ops {
   virtual void do_fill(const Tensor& y, float value) = 0;
   virtual void do_copy(const Tensor& y, const Tensor& x) = 0;
   virtual double do_sum_squares(const Tensor& x) = 0;
-  virtual void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) = 0;
+  virtual void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                         const MatmulArgs& args) = 0;
   virtual void do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) = 0;
   virtual void do_embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte,
                                     const Tensor& wpe, int64_t T) = 0;
   virtual void do_embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx,
                                      const Tensor& tokens, int64_t T, bool accumulate_wte,
                                      bool accumulate_wpe) = 0;
-  virtual void do_layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
-                                    const Tensor& b, float eps) = 0;
+  virtual void do_layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x,
+                                    const Tensor& w, const Tensor& b, float eps) = 0;
   virtual void do_layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db,
                                      const Tensor& dy, const Tensor& x, const Tensor& w,
-                                     const Tensor& stats, bool accumulate_dx, bool accumulate_dw) = 0;
-  virtual void do_rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
-                                  float eps) = 0;
-  virtual void do_rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
-                                   const Tensor& w, const Tensor& stats, bool accumulate_dx,
-                                   bool accumulate_dw) = 0;
-  virtual void do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse) = 0;
-  virtual void do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                    const Tensor& v, const AttentionShape& s) = 0;
+                                     const Tensor& stats, bool accumulate_dx,
+                                     bool accumulate_dw) = 0;
+  virtual void do_rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x,
+                                  const Tensor& w, float eps) = 0;
+  virtual void do_rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy,
+                                   const Tensor& x, const Tensor& w, const Tensor& stats,
+                                   bool accumulate_dx, bool accumulate_dw) = 0;
+  virtual void do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS,
+                       bool inverse) = 0;
+  virtual void do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q,
+                                    const Tensor& k, const Tensor& v, const AttentionShape& s) = 0;
   virtual void do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
                                      const Tensor& dout, const Tensor& out, const Tensor& lse,
                                      const Tensor& q, const Tensor& k, const Tensor& v,
                                      const AttentionShape& s) = 0;
   virtual void do_gelu_forward(const Tensor& y, const Tensor& x) = 0;
-  virtual void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x) = 0;
+  virtual void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
+                                const Tensor& x) = 0;
   virtual void do_swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor& up) = 0;
   virtual void do_swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y,
                                   const Tensor& dy, const Tensor& gate, const Tensor& up) = 0;

@@ -6,12 +6,16 @@
 namespace loqal {
 
 FullGradSink::FullGradSink(Ops& ops, const ParamTable& table, AdamW& optimizer, double clip)
-    : ops_(ops), table_(table), optimizer_(optimizer), clip_(clip),
+    : ops_(ops),
+      table_(table),
+      optimizer_(optimizer),
+      clip_(clip),
       grads_(ops.alloc(table.elements() * 4, "gradients")) {}
 
 StepNorm FullGradSink::finish_step() {
   double squares = 0;
-  for (int g = 0; g < table_.groups(); g++) squares += group_sum_squares(ops_, table_, g, buffer(g));
+  for (int g = 0; g < table_.groups(); g++)
+    squares += group_sum_squares(ops_, table_, g, buffer(g));
   StepNorm norm{.grad_norm = std::sqrt(squares)};
   norm.scale = clip_scale(norm.grad_norm, clip_);
   for (int g = 0; g < table_.groups(); g++) optimizer_.update(g, buffer(g), norm.scale);

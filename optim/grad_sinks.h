@@ -7,8 +7,8 @@ namespace loqal {
 
 /// What a step did, for the log.
 struct StepNorm {
-  double grad_norm = 0;   ///< global, before clipping
-  double scale = 1;       ///< applied by clipping
+  double grad_norm = 0;  ///< global, before clipping
+  double scale = 1;      ///< applied by clipping
 };
 
 class StepSink : public GradSink {
@@ -42,8 +42,8 @@ class FullGradSink final : public StepSink {
 };
 
 /// Updates each group as soon as its gradient is complete (LOMO, Lv et al. 2023): the memory of one
-/// layer's gradient, and of the embedding's. One micro-batch only; no clipping by a norm that is not
-/// known yet.
+/// layer's gradient, and of the embedding's. One micro-batch only; no clipping by a norm that is
+/// not known yet.
 class PerLayerSink final : public StepSink {
  public:
   PerLayerSink(Ops& ops, const ParamTable& table, AdamW& optimizer);

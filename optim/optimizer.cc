@@ -34,8 +34,8 @@ void AdamW::update(int group, float* grads, double scale) {
                          .weight_decay = table[i].decays() ? float(config_.weight_decay) : 0.0f,
                          .step = step_,
                          .grad_scale = float(scale)};
-    ops_.adamw(params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads), state("adam_m", i),
-               state("adam_v", i), args);
+    ops_.adamw(params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads),
+               state("adam_m", i), state("adam_v", i), args);
   });
 }
 
@@ -47,7 +47,8 @@ double group_sum_squares(Ops& ops, const ParamTable& table, int group, float* gr
   double sum = 0;
   for_group(table, group, [&](int i) {
     const double squares = ops.sum_squares(in_group(table, i, grads));
-    if (!std::isfinite(squares)) fail_nonfinite("the gradient of " + table[i].name + " is not finite");
+    if (!std::isfinite(squares))
+      fail_nonfinite("the gradient of " + table[i].name + " is not finite");
     sum += squares;
   });
   return sum;

@@ -29,7 +29,8 @@ class AdamW {
 
   /// Starts the next step: Adam's step count (1, 2, ...) goes up by one.
   void begin_step(double lr) { step_++, lr_ = lr; }
-  /// grads: the group's gradient, laid out as the group in the table; multiplied by `scale` (clipping).
+  /// grads: the group's gradient, laid out as the group in the table; multiplied by `scale`
+  /// (clipping).
   void update(int group, float* grads, double scale);
 
   // For checkpoints: named states, one tensor for each parameter.
@@ -47,8 +48,8 @@ class AdamW {
   double lr_ = 0;
 };
 
-/// Square of the global norm of the gradients of one group; a non-finite sum throws Exit::nonfinite and
-/// names the tensor.
+/// Square of the global norm of the gradients of one group; a non-finite sum throws Exit::nonfinite
+/// and names the tensor.
 double group_sum_squares(Ops& ops, const ParamTable& table, int group, float* grads);
 
 /// Factor that brings a gradient of this norm to at most `clip` (0: never clips).

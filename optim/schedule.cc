@@ -14,14 +14,11 @@ double Schedule::at(int64_t step) const {
     return length <= 0 ? 0.0 : std::clamp(double(step - begin) / double(length), 0.0, 1.0);
   };
   switch (kind) {
-    case Kind::constant:
-      return lr;
-    case Kind::linear:
-      return lr + (min_lr - lr) * progress(warmup);
+    case Kind::constant: return lr;
+    case Kind::linear: return lr + (min_lr - lr) * progress(warmup);
     case Kind::cosine:
       return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(M_PI * progress(warmup)));
-    case Kind::wsd:
-      return lr + (min_lr - lr) * progress(std::max(warmup, steps - steps / 5));
+    case Kind::wsd: return lr + (min_lr - lr) * progress(std::max(warmup, steps - steps / 5));
   }
   return lr;
 }

@@ -36,7 +36,8 @@ void CpuOps::do_gelu_forward(const Tensor& y, const Tensor& x) {
   });
 }
 
-void CpuOps::do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x) {
+void CpuOps::do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
+                              const Tensor& x) {
   dispatch(x, [&](auto type) {
     using X = decltype(type);
     for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
@@ -52,7 +53,8 @@ void CpuOps::do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& d
               if (to_y) simd::store(to_y + i, value);
             },
             [&](int64_t i, int n) {
-              gelu_and_grad(simd::load_part(from_x + i, n), simd::load_part(from_dy + i, n), value, grad);
+              gelu_and_grad(simd::load_part(from_x + i, n), simd::load_part(from_dy + i, n), value,
+                            grad);
               simd::store_part(to_dx + i, grad, n);
               if (to_y) simd::store_part(to_y + i, value, n);
             });
@@ -72,15 +74,16 @@ void CpuOps::do_swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor
   });
 }
 
-void CpuOps::do_swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y, const Tensor& dy,
-                                const Tensor& gate, const Tensor& up) {
+void CpuOps::do_swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y,
+                                const Tensor& dy, const Tensor& gate, const Tensor& up) {
   dispatch(dy, [&](auto type) {
     using X = decltype(type);
     for_rows(dy.rows, dy.cols, [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; r++) {
         X *to_gate = dgate.row<X>(r), *to_up = dup.row<X>(r), *to_y = y ? y.row<X>(r) : nullptr;
         const X *d = dy.row<X>(r), *g = gate.row<X>(r), *u = up.row<X>(r);
-        // All inputs of an element are read before its outputs are written: they may be the same memory.
+        // All inputs of an element are read before its outputs are written: they may be the same
+        // memory.
         const auto element = [&](auto load, auto put) {
           const vf gv = load(g), uv = load(u), dv = load(d);
           const vf s = sigmoid(gv), silu = gv * s;

@@ -1,6 +1,6 @@
-// RoPE and causal attention by blocks with online softmax (Milakov & Gimelshein 2018; Dao et al. 2022).
-// A task is one (sequence, head): its keys and values are brought into fp32 scratch, padded to whole
-// vectors, and T x T scores exist only as one kQ x kK block in L1.
+// RoPE and causal attention by blocks with online softmax (Milakov & Gimelshein 2018; Dao et al.
+// 2022). A task is one (sequence, head): its keys and values are brought into fp32 scratch, padded
+// to whole vectors, and T x T scores exist only as one kQ x kK block in L1.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -40,21 +40,23 @@ class Scratch {
 
 // to[t][d] = scale * x[t][column d of head], zero for d in [HS, HSp).
 template <class X>
-void load_head(const Tensor& x, int64_t row, int64_t T, int64_t column, int64_t HS, int64_t HSp, float scale,
-               float* to) {
+void load_head(const Tensor& x, int64_t row, int64_t T, int64_t column, int64_t HS, int64_t HSp,
+               float scale, float* to) {
   const vf s = simd::splat(scale);
   for (int64_t t = 0; t < T; t++, to += HSp) {
-    simd::map(HS, [s](vf v) { return v * s; }, to, x.row<X>(row + t) + column);
+    simd::map(
+        HS, [s](vf v) { return v * s; }, to, x.row<X>(row + t) + column);
     std::fill(to + HS, to + HSp, 0.0f);
   }
 }
 
 template <class X>
-void store_head(const Tensor& x, int64_t row, int64_t T, int64_t column, int64_t HS, int64_t HSp, float scale,
-                const float* from) {
+void store_head(const Tensor& x, int64_t row, int64_t T, int64_t column, int64_t HS, int64_t HSp,
+                float scale, const float* from) {
   const vf s = simd::splat(scale);
   for (int64_t t = 0; t < T; t++, from += HSp)
-    simd::map(HS, [s](vf v) { return v * s; }, x.row<X>(row + t) + column, from);
+    simd::map(
+        HS, [s](vf v) { return v * s; }, x.row<X>(row + t) + column, from);
 }
 
 // to[d][t] = from[t][d]; columns [T, Tp) are zero.
@@ -71,9 +73,9 @@ void mask(float* s, int64_t rows, int64_t cols, int64_t q0, int64_t k0, float va
 }
 
 struct Head {
-  int64_t row;       // first row of the sequence
+  int64_t row;  // first row of the sequence
   int64_t q_col, k_col;
-  int64_t index;     // row of lse
+  int64_t index;  // row of lse
 };
 
 Head head_of(const AttentionShape& s, int64_t b, int64_t h) {
@@ -82,28 +84,34 @@ Head head_of(const AttentionShape& s, int64_t b, int64_t h) {
 
 // Folds one block of scores into the running softmax: s becomes unnormalised probabilities, the
 // output so far is rescaled to the new maximum.
-void online_softmax(float* s, int64_t rows, int64_t cols, float* top, float* total, float* out, int64_t HSp) {
+void online_softmax(float* s, int64_t rows, int64_t cols, float* top, float* total, float* out,
+                    int64_t HSp) {
   for (int64_t r = 0; r < rows; r++) {
     float* row = s + r * kK;
     vf high = simd::load(row);
-    for (int64_t c = simd::kWidth; c < cols; c += simd::kWidth) high = simd::max(high, simd::load(row + c));
+    for (int64_t c = simd::kWidth; c < cols; c += simd::kWidth)
+      high = simd::max(high, simd::load(row + c));
     const float peak = std::max(top[r], simd::max_lane(high));
     const vf shift = simd::splat(peak);
-    simd::map(cols, [shift](vf v) { return simd::exp(v - shift); }, row, row);
+    simd::map(
+        cols, [shift](vf v) { return simd::exp(v - shift); }, row, row);
     const float keep = std::exp(top[r] - peak);
-    total[r] = total[r] * keep + simd::map_sum(cols, [](vf v) { return v; }, row);
+    total[r] = total[r] * keep + simd::map_sum(
+                                     cols, [](vf v) { return v; }, row);
     if (keep != 1.0f)
-      simd::map(HSp, [k = simd::splat(keep)](vf v) { return v * k; }, out + r * HSp, out + r * HSp);
+      simd::map(
+          HSp, [k = simd::splat(keep)](vf v) { return v * k; }, out + r * HSp, out + r * HSp);
     top[r] = peak;
   }
 }
 
 template <class X>
-void forward_head(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const AttentionShape& s, const Head& head) {
+void forward_head(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                  const Tensor& v, const AttentionShape& s, const Head& head) {
   const int64_t T = s.T, Tp = padded(T), HS = s.HS, HSp = padded(HS);
   Scratch scratch(3 * Tp * HSp + 2 * kQ * HSp + kQ * kK + 2 * kQ);
-  float *keys = scratch.take(Tp * HSp), *keys_t = scratch.take(Tp * HSp), *values = scratch.take(Tp * HSp);
+  float *keys = scratch.take(Tp * HSp), *keys_t = scratch.take(Tp * HSp),
+        *values = scratch.take(Tp * HSp);
   float *qb = scratch.take(kQ * HSp), *ob = scratch.take(kQ * HSp), *sb = scratch.take(kQ * kK);
   float *top = scratch.take(kQ), *total = scratch.take(kQ);
   load_head<X>(k, head.row, T, head.k_col, HS, HSp, 1.0f, keys);
@@ -138,20 +146,24 @@ void probabilities_and_dscores(float* s, float* p, const float* dp, int64_t rows
   for (int64_t r = 0; r < rows; r++) {
     const vf shift = simd::splat(lse[r]), d = simd::splat(delta[r]);
     float *srow = s + r * kK, *prow = p + r * kK;
-    simd::map(cols, [shift](vf x) { return simd::exp(x - shift); }, prow, srow);
-    simd::map(cols, [d](vf x, vf g) { return x * (g - d); }, srow, prow, dp + r * kK);
+    simd::map(
+        cols, [shift](vf x) { return simd::exp(x - shift); }, prow, srow);
+    simd::map(
+        cols, [d](vf x, vf g) { return x * (g - d); }, srow, prow, dp + r * kK);
   }
 }
 
 // All query heads of one key/value head, so that dk and dv have one owner.
 template <class X>
 void backward_group(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                    const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionShape& s, int64_t b, int64_t kv_head) {
+                    const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+                    const Tensor& v, const AttentionShape& s, int64_t b, int64_t kv_head) {
   const int64_t T = s.T, Tp = padded(T), HS = s.HS, HSp = padded(HS), group = s.NH / s.NKV;
   Scratch scratch(6 * Tp * HSp + 4 * kQ * HSp + 3 * kQ * kK + kQ);
-  float *keys = scratch.take(Tp * HSp), *keys_t = scratch.take(Tp * HSp), *values = scratch.take(Tp * HSp);
-  float *values_t = scratch.take(Tp * HSp), *dkeys = scratch.take(Tp * HSp), *dvalues = scratch.take(Tp * HSp);
+  float *keys = scratch.take(Tp * HSp), *keys_t = scratch.take(Tp * HSp),
+        *values = scratch.take(Tp * HSp);
+  float *values_t = scratch.take(Tp * HSp), *dkeys = scratch.take(Tp * HSp),
+        *dvalues = scratch.take(Tp * HSp);
   float *qb = scratch.take(kQ * HSp), *gb = scratch.take(kQ * HSp), *ob = scratch.take(kQ * HSp);
   float *dqb = scratch.take(kQ * HSp), *sb = scratch.take(kQ * kK), *pb = scratch.take(kQ * kK);
   float *dpb = scratch.take(kQ * kK), *delta = scratch.take(kQ);
@@ -172,7 +184,8 @@ void backward_group(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
       load_head<X>(dout, row + q0, rows, head.q_col, HS, HSp, 1.0f, gb);
       load_head<X>(out, row + q0, rows, head.q_col, HS, HSp, 1.0f, ob);
       for (int64_t r = 0; r < rows; r++)
-        delta[r] = simd::map_sum(HSp, [](vf x, vf g) { return x * g; }, ob + r * HSp, gb + r * HSp);
+        delta[r] = simd::map_sum(
+            HSp, [](vf x, vf g) { return x * g; }, ob + r * HSp, gb + r * HSp);
       std::fill_n(dqb, rows * HSp, 0.0f);
       for (int64_t k0 = 0; k0 < q0 + rows; k0 += kK) {
         const int64_t cols = std::min(kK, Tp - k0);
@@ -208,7 +221,8 @@ void CpuOps::do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS
         const float *cosine = table.row<float>(n % T), *sine = cosine + half;
         for (int64_t h = 0; h < heads; h++) {
           X* p = x.row<X>(n) + h * HS;
-          simd::map(HS, [](vf v) { return v; }, a, p);
+          simd::map(
+              HS, [](vf v) { return v; }, a, p);
           simd::map(half, first_half, p, a, b, cosine, sine);
           simd::map(half, second_half, p + half, a, b, cosine, sine);
         }
@@ -217,8 +231,8 @@ void CpuOps::do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS
   });
 }
 
-void CpuOps::do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                  const Tensor& v, const AttentionShape& s) {
+void CpuOps::do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q,
+                                  const Tensor& k, const Tensor& v, const AttentionShape& s) {
   dispatch(q, [&](auto type) {
     pool_.run(s.B * s.NH, [&](int64_t task) {
       forward_head<decltype(type)>(out, lse, q, k, v, s, head_of(s, task / s.NH, task % s.NH));
@@ -226,12 +240,14 @@ void CpuOps::do_attention_forward(const Tensor& out, const Tensor& lse, const Te
   });
 }
 
-void CpuOps::do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                                   const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                                   const Tensor& v, const AttentionShape& s) {
+void CpuOps::do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                   const Tensor& dout, const Tensor& out, const Tensor& lse,
+                                   const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const AttentionShape& s) {
   dispatch(q, [&](auto type) {
     pool_.run(s.B * s.NKV, [&](int64_t task) {
-      backward_group<decltype(type)>(dq, dk, dv, dout, out, lse, q, k, v, s, task / s.NKV, task % s.NKV);
+      backward_group<decltype(type)>(dq, dk, dv, dout, out, lse, q, k, v, s, task / s.NKV,
+                                     task % s.NKV);
     });
   });
 }

@@ -24,18 +24,19 @@ class CpuOps final : public Ops {
   void do_fill(const Tensor& y, float value) override;
   void do_copy(const Tensor& y, const Tensor& x) override;
   double do_sum_squares(const Tensor& x) override;
-  void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) override;
+  void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
+                 const MatmulArgs& args) override;
   void do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) override;
-  void do_embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                            int64_t T) override;
+  void do_embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor& wte,
+                            const Tensor& wpe, int64_t T) override;
   void do_embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dx,
                              const Tensor& tokens, int64_t T, bool accumulate_wte,
                              bool accumulate_wpe) override;
   void do_layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
                             const Tensor& b, float eps) override;
   void do_layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,
-                             const Tensor& x, const Tensor& w, const Tensor& stats, bool accumulate_dx,
-                             bool accumulate_dw) override;
+                             const Tensor& x, const Tensor& w, const Tensor& stats,
+                             bool accumulate_dx, bool accumulate_dw) override;
   void do_rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x, const Tensor& w,
                           float eps) override;
   void do_rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
@@ -44,25 +45,28 @@ class CpuOps final : public Ops {
   void do_rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool inverse) override;
   void do_attention_forward(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const AttentionShape& s) override;
-  void do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
-                             const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const AttentionShape& s) override;
+  void do_attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                             const Tensor& dout, const Tensor& out, const Tensor& lse,
+                             const Tensor& q, const Tensor& k, const Tensor& v,
+                             const AttentionShape& s) override;
   void do_gelu_forward(const Tensor& y, const Tensor& x) override;
-  void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x) override;
+  void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
+                        const Tensor& x) override;
   void do_swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor& up) override;
   void do_swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& y, const Tensor& dy,
                           const Tensor& gate, const Tensor& up) override;
-  void do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw, const Tensor& x,
-                               const Tensor& w, const Tensor& targets, const Tensor& scratch, float scale,
-                               bool accumulate_dw) override;
-  void do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
-                const AdamWArgs& args) override;
+  void do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw,
+                               const Tensor& x, const Tensor& w, const Tensor& targets,
+                               const Tensor& scratch, float scale, bool accumulate_dw) override;
+  void do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
+                const Tensor& v, const AdamWArgs& args) override;
 
  private:
   /// Runs rows(first, last) over [0, n) in tasks of about `bytes_per_row`-sized work.
   template <class Rows>
   void for_rows(int64_t n, int64_t elements_per_row, const Rows& rows) {
-    pool_.chunks(n, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, elements_per_row)), rows);
+    pool_.chunks(n, std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, elements_per_row)),
+                 rows);
   }
   /// Cuts n rows into at most kPartials chunks and adds their fp32 column sums in order:
   /// out[j] (+)= sum over chunks of part(first, last, partial)[j], j < width.

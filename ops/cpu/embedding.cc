@@ -19,9 +19,9 @@ void CpuOps::do_embedding_forward(const Tensor& x, const Tensor& tokens, const T
       for (int64_t n = first; n < last; n++) {
         const X* row = wte.row<X>(ids[n]);
         if (wpe)
-          simd::map(x.cols, [](vf a, vf b) { return a + b; }, x.row<X>(n), row, wpe.row<X>(n % T));
-        else
-          std::memcpy(x.row<X>(n), row, size_t(x.cols) * sizeof(X));
+          simd::map(
+              x.cols, [](vf a, vf b) { return a + b; }, x.row<X>(n), row, wpe.row<X>(n % T));
+        else std::memcpy(x.row<X>(n), row, size_t(x.cols) * sizeof(X));
       }
     });
   });

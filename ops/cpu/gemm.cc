@@ -1,4 +1,5 @@
-// gemm(): native where the back end can, else BF16 blocks widened to F32; and the built-in back end.
+// gemm(): native where the back end can, else BF16 blocks widened to F32; and the built-in back
+// end.
 #include "ops/cpu/gemm.h"
 
 #include <algorithm>
@@ -16,7 +17,8 @@ constexpr int64_t kBlock = 256;  // depth of one pass of the built-in kernel
 template <class X>
 void copy_block(int64_t rows, int64_t cols, const X* from, int64_t ld, float* to, int64_t to_ld) {
   for (int64_t r = 0; r < rows; r++)
-    simd::map(cols, [](simd::vf v) { return v; }, to + r * to_ld, from + r * ld);
+    simd::map(
+        cols, [](simd::vf v) { return v; }, to + r * to_ld, from + r * ld);
 }
 
 // Whether the back end gets a copy instead of the operand itself: BF16 it cannot multiply; or a
@@ -29,14 +31,16 @@ bool must_copy(const GemmOperand& x, bool inner_is_row) {
 }
 
 // Rows [k0, k0+kk) of op(X)'s inner dimension; `outer` is the other dimension's length.
-GemmOperand block_of(const GemmOperand& x, bool inner_is_row, bool copy, int64_t outer, int64_t k0, int64_t kk,
-                     std::vector<float>& scratch) {
-  const char* data = static_cast<const char*>(x.data) + (inner_is_row ? k0 * x.ld : k0) * int64_t(size_of(x.dtype));
+GemmOperand block_of(const GemmOperand& x, bool inner_is_row, bool copy, int64_t outer, int64_t k0,
+                     int64_t kk, std::vector<float>& scratch) {
+  const char* data = static_cast<const char*>(x.data) +
+                     (inner_is_row ? k0 * x.ld : k0) * int64_t(size_of(x.dtype));
   if (!copy) return {data, x.dtype, x.ld, x.transpose};
   const int64_t rows = inner_is_row ? kk : outer, cols = inner_is_row ? outer : kk;
   const int64_t ld = cols % 256 ? cols : cols + 16;
   if (int64_t(scratch.size()) < rows * ld) scratch.resize(size_t(rows * ld));
-  if (x.dtype == DType::BF16) copy_block(rows, cols, reinterpret_cast<const bf16*>(data), x.ld, scratch.data(), ld);
+  if (x.dtype == DType::BF16)
+    copy_block(rows, cols, reinterpret_cast<const bf16*>(data), x.ld, scratch.data(), ld);
   else copy_block(rows, cols, reinterpret_cast<const float*>(data), x.ld, scratch.data(), ld);
   return {scratch.data(), DType::F32, ld, x.transpose};
 }
@@ -52,7 +56,8 @@ void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOpera
   for (int64_t k0 = 0; k0 < k; k0 += depth) {
     const int64_t kk = std::min(depth, k - k0);
     native_gemm(m, n, kk, block_of(a, a.transpose, copy_a, m, k0, kk, a_block),
-                block_of(b, !b.transpose, copy_b, n, k0, kk, b_block), c, ldc, accumulate || k0 > 0);
+                block_of(b, !b.transpose, copy_b, n, k0, kk, b_block), c, ldc,
+                accumulate || k0 > 0);
   }
 }
 
@@ -62,8 +67,8 @@ bool packs_operands() { return false; }
 std::string gemm_library() { return "built-in GEMM (oneDNN absent: slower)"; }
 
 // B is packed block by block into rows of one cache-resident panel, A is read in place.
-void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-                 int64_t ldc, bool accumulate) {
+void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+                 float* c, int64_t ldc, bool accumulate) {
   const auto* pa = static_cast<const float*>(a.data);
   const auto* pb = static_cast<const float*>(b.data);
   constexpr int64_t columns = 2 * simd::kWidth;

@@ -22,10 +22,11 @@ void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOpera
 
 std::string gemm_library();  ///< "oneDNN 2.6.3", or "built-in GEMM (oneDNN absent: slower)"
 
-// The back end of gemm(): what it can do, and the product itself. BF16 only where has_native_bf16().
+// The back end of gemm(): what it can do, and the product itself. BF16 only where
+// has_native_bf16().
 bool has_native_bf16();
 bool packs_operands();  ///< false: it reads operands in place, whatever their stride
-void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-                 int64_t ldc, bool accumulate);
+void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+                 float* c, int64_t ldc, bool accumulate);
 
 }  // namespace loqal::cpu

@@ -28,7 +28,9 @@ struct Product {
 
 memory::desc matrix(int64_t rows, int64_t cols, int64_t ld, bool transpose, DType type) {
   const memory::dims strides = transpose ? memory::dims{1, ld} : memory::dims{ld, 1};
-  return {{rows, cols}, type == DType::BF16 ? memory::data_type::bf16 : memory::data_type::f32, strides};
+  return {{rows, cols},
+          type == DType::BF16 ? memory::data_type::bf16 : memory::data_type::f32,
+          strides};
 }
 
 class ThreadCache {
@@ -37,23 +39,24 @@ class ThreadCache {
 
   void run(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
            int64_t ldc, bool accumulate) {
-    const int64_t flags = int64_t(a.transpose) | int64_t(b.transpose) << 1 | int64_t(accumulate) << 2 |
-                          int64_t(a.dtype == DType::BF16) << 3;
+    const int64_t flags = int64_t(a.transpose) | int64_t(b.transpose) << 1 |
+                          int64_t(accumulate) << 2 | int64_t(a.dtype == DType::BF16) << 3;
     const Key key = {m, n, k, a.ld, b.ld, ldc, flags};
     auto found = products_.find(key);
-    if (found == products_.end()) found = products_.emplace(key, create(m, n, k, a, b, ldc, accumulate)).first;
+    if (found == products_.end())
+      found = products_.emplace(key, create(m, n, k, a, b, ldc, accumulate)).first;
     Product& product = found->second;
     product.a.set_data_handle(const_cast<void*>(a.data));
     product.b.set_data_handle(const_cast<void*>(b.data));
     product.c.set_data_handle(c);
-    product.primitive.execute(stream_, {{DNNL_ARG_SRC, product.a},
-                                        {DNNL_ARG_WEIGHTS, product.b},
-                                        {DNNL_ARG_DST, product.c}});
+    product.primitive.execute(
+        stream_,
+        {{DNNL_ARG_SRC, product.a}, {DNNL_ARG_WEIGHTS, product.b}, {DNNL_ARG_DST, product.c}});
   }
 
  private:
-  Product create(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, int64_t ldc,
-                 bool accumulate) {
+  Product create(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+                 int64_t ldc, bool accumulate) {
     const memory::desc ad = matrix(m, k, a.ld, a.transpose, a.dtype);
     const memory::desc bd = matrix(k, n, b.ld, b.transpose, b.dtype);
     const memory::desc cd = matrix(m, n, ldc, false, DType::F32);
@@ -90,8 +93,8 @@ std::string gemm_library() {
   return cat("oneDNN ", v->major, ".", v->minor, ".", v->patch);
 }
 
-void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-                 int64_t ldc, bool accumulate) {
+void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+                 float* c, int64_t ldc, bool accumulate) {
   thread_local ThreadCache cache;
   cache.run(m, n, k, a, b, c, ldc, accumulate);
 }

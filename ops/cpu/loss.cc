@@ -11,8 +11,8 @@ using simd::vf;
 
 namespace {
 
-// One row of logits: returns its nll. If `grad`, the row becomes scale * (softmax - onehot) in type X,
-// written from the row's start (X is no wider than float, so writing never overtakes reading).
+// One row of logits: returns its nll. If `grad`, the row becomes scale * (softmax - onehot) in type
+// X, written from the row's start (X is no wider than float, so writing never overtakes reading).
 template <class X>
 float cross_entropy_row(int64_t V, float* logits, int32_t target, float scale, bool grad) {
   X* out = reinterpret_cast<X*>(logits);
@@ -28,12 +28,15 @@ float cross_entropy_row(int64_t V, float* logits, int32_t target, float scale, b
   peak = std::max(peak, simd::max_lane(top));
   const float of_target = logits[target];
   const vf shift = simd::splat(peak);
-  simd::map(V, [shift](vf v) { return simd::exp(v - shift); }, logits, logits);
-  const float sum = simd::map_sum(V, [](vf v) { return v; }, logits);
+  simd::map(
+      V, [shift](vf v) { return simd::exp(v - shift); }, logits, logits);
+  const float sum = simd::map_sum(
+      V, [](vf v) { return v; }, logits);
   if (grad) {
     const vf factor = simd::splat(scale / sum);
     const float at_target = scale * (logits[target] / sum - 1.0f);
-    simd::map(V, [factor](vf v) { return v * factor; }, out, logits);
+    simd::map(
+        V, [factor](vf v) { return v * factor; }, out, logits);
     out[target] = from_float<X>(at_target);
   }
   return peak - of_target + std::log(sum);
@@ -41,9 +44,9 @@ float cross_entropy_row(int64_t V, float* logits, int32_t target, float scale, b
 
 }  // namespace
 
-void CpuOps::do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw, const Tensor& x,
-                                     const Tensor& w, const Tensor& targets, const Tensor& scratch,
-                                     float scale, bool accumulate_dw) {
+void CpuOps::do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor& dw,
+                                     const Tensor& x, const Tensor& w, const Tensor& targets,
+                                     const Tensor& scratch, float scale, bool accumulate_dw) {
   const int64_t V = w.rows;
   const int32_t* target = targets.as<int32_t>();
   float* loss = nll.as<float>();
@@ -60,7 +63,8 @@ void CpuOps::do_linear_cross_entropy(const Tensor& nll, const Tensor& dx, const 
       });
     });
     if (!dx) continue;
-    const Tensor dlogits(scratch.data, x.dtype, rows, V, scratch.ld * 4 / int64_t(size_of(x.dtype)));
+    const Tensor dlogits(scratch.data, x.dtype, rows, V,
+                         scratch.ld * 4 / int64_t(size_of(x.dtype)));
     matmul(dx.row_slice(begin, rows), dlogits, w);
     matmul(dw, dlogits, in, {.transpose_a = true, .accumulate = accumulate_dw || begin > 0});
   }

@@ -1,5 +1,6 @@
 // Matrix products as a fixed grid of one-thread output panels. The inner dimension is never split
-// between threads and the grid depends on the shape alone, so any thread count gives the same bytes.
+// between threads and the grid depends on the shape alone, so any thread count gives the same
+// bytes.
 #include <algorithm>
 
 #include "ops/cpu/cpu_ops.h"
@@ -10,8 +11,8 @@ namespace loqal {
 
 namespace {
 
-// Panels of about 256 x 256: large enough for a library call to run near its peak, small enough that
-// a fp32 panel stays in L2 for the epilogue and that 16 cores find work.
+// Panels of about 256 x 256: large enough for a library call to run near its peak, small enough
+// that a fp32 panel stays in L2 for the epilogue and that 16 cores find work.
 constexpr int64_t kPanel = 256;
 
 int64_t even_cut(int64_t n, int64_t multiple) {
@@ -22,13 +23,14 @@ int64_t even_cut(int64_t n, int64_t multiple) {
 
 cpu::GemmOperand panel_of(const Tensor& t, bool transpose, bool outer_is_row, int64_t first) {
   const int64_t skip = outer_is_row ? first * t.ld : first;
-  return {static_cast<const char*>(t.data) + skip * int64_t(size_of(t.dtype)), t.dtype, t.ld, transpose};
+  return {static_cast<const char*>(t.data) + skip * int64_t(size_of(t.dtype)), t.dtype, t.ld,
+          transpose};
 }
 
 // c (+)= sum + bias + residual over one panel, in fp32, rounded once.
 template <class C>
-void write_panel(const Tensor& c, const float* sums, int64_t ld, const float* bias, const Tensor& residual,
-                 bool accumulate) {
+void write_panel(const Tensor& c, const float* sums, int64_t ld, const float* bias,
+                 const Tensor& residual, bool accumulate) {
   for (int64_t r = 0; r < c.rows; r++) {
     C* out = c.row<C>(r);
     const float* sum = sums + r * ld;
@@ -41,7 +43,8 @@ void write_panel(const Tensor& c, const float* sums, int64_t ld, const float* bi
       return v;
     };
     simd::sweep(
-        c.cols, [&](int64_t i) { simd::store(out + i, value([&](auto* p) { return simd::load(p + i); })); },
+        c.cols,
+        [&](int64_t i) { simd::store(out + i, value([&](auto* p) { return simd::load(p + i); })); },
         [&](int64_t i, int n) {
           simd::store_part(out + i, value([&](auto* p) { return simd::load_part(p + i, n); }), n);
         });
@@ -82,7 +85,8 @@ void CpuOps::do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulat
     using X = decltype(type);
     column_sums(dy.rows, dy.cols, {db}, accumulate, [&](int64_t first, int64_t last, float* sum) {
       for (int64_t r = first; r < last; r++)
-        simd::map(dy.cols, [](simd::vf s, simd::vf g) { return s + g; }, sum, sum, dy.row<X>(r));
+        simd::map(
+            dy.cols, [](simd::vf s, simd::vf g) { return s + g; }, sum, sum, dy.row<X>(r));
     });
   });
 }

@@ -14,8 +14,8 @@
 namespace loqal {
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, bool dry) {
-  // GEMM libraries allocate their packing buffers call by call: keep such blocks on the heap instead
-  // of mapping and faulting them in again each time.
+  // GEMM libraries allocate their packing buffers call by call: keep such blocks on the heap
+  // instead of mapping and faulting them in again each time.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   return std::make_unique<CpuOps>(threads > 0 ? threads : usable_cpus(), dry);
@@ -55,8 +55,10 @@ void* CpuOps::do_alloc(int64_t bytes) {
     if (data) std::memset(data, 0, size_t(bytes));
     return data;
   }
-  // Large blocks: zero pages from the kernel, huge ones where it has them (fewer faults and TLB misses).
-  void* data = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // Large blocks: zero pages from the kernel, huge ones where it has them (fewer faults and TLB
+  // misses).
+  void* data =
+      mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return nullptr;
   madvise(data, size_t(bytes), MADV_HUGEPAGE);
   return data;
@@ -91,7 +93,8 @@ void CpuOps::do_copy(const Tensor& y, const Tensor& x) {
       using X = decltype(x_type);
       for_rows(y.rows, y.cols, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; r++)
-          simd::map(y.cols, [](simd::vf v) { return v; }, y.row<Y>(r), x.row<X>(r));
+          simd::map(
+              y.cols, [](simd::vf v) { return v; }, y.row<Y>(r), x.row<X>(r));
       });
     });
   });

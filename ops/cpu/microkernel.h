@@ -10,8 +10,8 @@ namespace detail {
 
 /// C[MR, V vectors] at c; A(i,k) = a[i*ai + k*ak]; B(k,j) = b[k*ldb + j].
 template <int MR, int V>
-inline void tile(int64_t k, const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb, float* c,
-                 int64_t ldc, bool accumulate) {
+inline void tile(int64_t k, const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb,
+                 float* c, int64_t ldc, bool accumulate) {
   using namespace simd;
   vf acc[MR][V];
   for (int i = 0; i < MR; i++)
@@ -34,8 +34,8 @@ inline void tile(int64_t k, const float* a, int64_t ai, int64_t ak, const float*
 }
 
 /// The ragged right edge, fewer than a vector of columns.
-inline void edge(int64_t m, int64_t n, int64_t k, const float* a, int64_t ai, int64_t ak, const float* b,
-                 int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+inline void edge(int64_t m, int64_t n, int64_t k, const float* a, int64_t ai, int64_t ak,
+                 const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   for (int64_t i = 0; i < m; i++)
     for (int64_t j = 0; j < n; j++) {
       float sum = 0;
@@ -45,11 +45,13 @@ inline void edge(int64_t m, int64_t n, int64_t k, const float* a, int64_t ai, in
 }
 
 template <int V>
-inline void strip(int64_t m, int64_t k, const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb,
-                  float* c, int64_t ldc, bool accumulate) {
+inline void strip(int64_t m, int64_t k, const float* a, int64_t ai, int64_t ak, const float* b,
+                  int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   int64_t i = 0;
-  for (; i + 6 <= m; i += 6) tile<6, V>(k, a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, accumulate);
-  for (; i + 2 <= m; i += 2) tile<2, V>(k, a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, accumulate);
+  for (; i + 6 <= m; i += 6)
+    tile<6, V>(k, a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, accumulate);
+  for (; i + 2 <= m; i += 2)
+    tile<2, V>(k, a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, accumulate);
   if (i < m) tile<1, V>(k, a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, accumulate);
 }
 
@@ -59,7 +61,8 @@ inline void small_gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t 
                        const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   constexpr int64_t w = simd::kWidth;
   int64_t j = 0;
-  for (; j + 2 * w <= n; j += 2 * w) detail::strip<2>(m, k, a, ai, ak, b + j, ldb, c + j, ldc, accumulate);
+  for (; j + 2 * w <= n; j += 2 * w)
+    detail::strip<2>(m, k, a, ai, ak, b + j, ldb, c + j, ldc, accumulate);
   for (; j + w <= n; j += w) detail::strip<1>(m, k, a, ai, ak, b + j, ldb, c + j, ldc, accumulate);
   if (j < n) detail::edge(m, n - j, k, a, ai, ak, b + j, ldb, c + j, ldc, accumulate);
 }

@@ -1,4 +1,5 @@
-// AdamW, one pass over the five arrays; the bf16 copy for the next forward pass is written on the way.
+// AdamW, one pass over the five arrays; the bf16 copy for the next forward pass is written on the
+// way.
 #include <algorithm>
 #include <cmath>
 
@@ -14,8 +15,10 @@ void CpuOps::do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, cons
   const double t = double(args.step);
   const float correction1 = float(1.0 - std::pow(double(args.beta1), t));
   const float correction2 = float(std::sqrt(1.0 - std::pow(double(args.beta2), t)));
-  const vf beta1 = simd::splat(args.beta1), beta2 = simd::splat(args.beta2), scale = simd::splat(args.grad_scale);
-  const vf decay = simd::splat(1.0f - args.lr * args.weight_decay), rate = simd::splat(args.lr / correction1);
+  const vf beta1 = simd::splat(args.beta1), beta2 = simd::splat(args.beta2),
+           scale = simd::splat(args.grad_scale);
+  const vf decay = simd::splat(1.0f - args.lr * args.weight_decay),
+           rate = simd::splat(args.lr / correction1);
   const vf root = simd::splat(1.0f / correction2), eps = simd::splat(args.eps);
   float *pp = p.as<float>(), *pm = m.as<float>(), *pv = v.as<float>();
   const float* pg = g.as<float>();

@@ -21,25 +21,28 @@ class Crash : public TrainCli {
 // end of a run that was left alone.
 TEST_F(Crash, SigtermAtAnyMomentThenResume) {
   const std::string options =
-      tiny_ + data_ + " --val-data data_000000.bin --eval-every 25 --steps 300 --save-every 150 --keep 0";
+      tiny_ + data_ +
+      " --val-data data_000000.bin --eval-every 25 --steps 300 --save-every 150 --keep 0";
   expect(options + " --out whole", 0);
   int stopped = 0, sessions = 0;
   for (bool done = false; !done && sessions < 40; sessions++) {
     const pid_t child = start(options + " --out part --resume auto");
-    // Every third signal comes early, so that it may find the program still starting.
-    if (sessions % 3 != 2) wait_for_step("part/log.jsonl", last_logged("part/log.jsonl") + 1, child);
-    else sleep_ms(20);
-    if (stopped < 4) sleep_ms(random_.bits(uint64_t(sessions)) % 60), kill(child, SIGTERM);
+    // Half of the signals find the program starting, in the matrix products that measure the
+    // machine.
+    if (sessions % 2 == 0)
+      wait_for_step("part/log.jsonl", last_logged("part/log.jsonl") + 1, child);
+    if (stopped < 8)
+      sleep_ms(random_.bits(uint64_t(sessions)) % (sessions % 2 ? 200 : 60)), kill(child, SIGTERM);
     const Outcome o = finish(child);
     done = o.exit_code == 0;
     if (done) break;
     stopped++;
-    if (o.exit_code == 128 + SIGTERM && o.output.empty()) continue;  // before the handler was there
+    if (o.exit_code == 128 + SIGTERM && o.output.empty()) continue;  // before anybody watched
     ASSERT_EQ(o.exit_code, 143) << o.output;
     EXPECT_CONTAINS(o.output, "interrupted by SIGTERM");
     EXPECT_CONTAINS(o.output, "checkpoint part/step_");
   }
-  EXPECT_GE(stopped, 3);
+  EXPECT_GE(stopped, 5);
   expect_same("whole/step_00000300", "part/step_00000300");
   EXPECT_EQ(columns("part/log.jsonl"), columns("whole/log.jsonl"));
   const auto whole = records("whole/log.jsonl", "eval"), part = records("part/log.jsonl", "eval");
@@ -83,8 +86,8 @@ TEST_F(Crash, SecondSignalEndsAtOnce) {
   for (const auto& [name, bytes] : files("out")) EXPECT_EQ(name, "log.jsonl");
 }
 
-// C4. Half of the time goes into saving, so that kills meet it; whatever they leave, the newest whole
-// checkpoint is found and the rest is made again.
+// C4. Half of the time goes into saving, so that kills meet it; whatever they leave, the newest
+// whole checkpoint is found and the rest is made again.
 TEST_F(Crash, KillAtRandomMomentsThenResume) {
   const std::string options = tiny_ + data_ + " --steps 100 --save-every 5 --keep 2";
   expect(options + " --out whole", 0);
@@ -114,7 +117,8 @@ TEST_F(Crash, KillAtRandomMomentsThenResume) {
 
 // Killed before there was anything to resume: auto starts anew, and the log tells it.
 TEST_F(Crash, AutoAfterACrashBeforeTheFirstCheckpoint) {
-  const std::string options = tiny_ + data_ + " --val-data data_000000.bin --eval-every 20 --resume auto";
+  const std::string options =
+      tiny_ + data_ + " --val-data data_000000.bin --eval-every 20 --resume auto";
   const pid_t child = start(options + " --steps 100000 --save-every 0");
   ASSERT_TRUE(wait_for_step("out/log.jsonl", 30, child));
   kill(child, SIGKILL);
@@ -170,10 +174,12 @@ TEST_F(Crash, FullDiskKeepsTheOldCheckpoint) {
   } unmount{disk};
   const std::string options = tiny_ + data_ + " --steps 50 --save-every 20";
   expect(options + " --out whole", 0);
-  const Outcome o = expect(options + " --out disk", 1, {"warning: step 40 was not saved", "training goes on",
-                                                        "bytes free", "disk/step_00000050"});
+  const Outcome o = expect(
+      options + " --out disk", 1,
+      {"warning: step 40 was not saved", "training goes on", "bytes free", "disk/step_00000050"});
   EXPECT_NE(o.output.find("step 50/50"), std::string::npos) << "it stopped early\n" << o.output;
-  for (const char* name : {"disk/step_00000040", "disk/step_00000040.tmp", "disk/step_00000050.tmp"})
+  for (const char* name :
+       {"disk/step_00000040", "disk/step_00000040.tmp", "disk/step_00000050.tmp"})
     EXPECT_FALSE(exists(name)) << name;
   expect_same("whole/step_00000020", "disk/step_00000020");
   ASSERT_EQ(mount("tmpfs", disk.c_str(), "tmpfs", MS_REMOUNT, "size=4m"), 0);

@@ -33,7 +33,7 @@ ModelConfig tiny(Arch arch, int64_t V) {
 class Learning : public ::testing::TestWithParam<Arch> {};
 
 TEST_P(Learning, ReachesTheEntropyOfAMarkovSource) {
-  constexpr int64_t kB = 16, kSteps = 400;
+  constexpr int64_t kB = 8, kSteps = 400;
   const MarkovSource source(5);
   const double entropy = source.entropy();
   ASSERT_GT(entropy, 0.5);
@@ -48,16 +48,20 @@ TEST_P(Learning, ReachesTheEntropyOfAMarkovSource) {
 
   const auto ops = make_cpu_ops(2);
   Model model(*ops, config, {.B = kB});
-  AdamW optimizer(*ops, {&model.table(), [&](int i) { return model.parameter(i); },
-                         [&](int i) { return model.compute_copy(i); }}, {.weight_decay = 0.01});
+  AdamW optimizer(*ops,
+                  {&model.table(), [&](int i) { return model.parameter(i); },
+                   [&](int i) { return model.compute_copy(i); }},
+                  {.weight_decay = 0.01});
   FullGradSink sink(*ops, model.table(), optimizer, 1);
-  Corpus train_corpus({train}, "training", int(config.V)), val_corpus({val}, "validation", int(config.V));
+  Corpus train_corpus({train}, "training", int(config.V)),
+      val_corpus({val}, "validation", int(config.V));
   TrainLoader loader(train_corpus, kB, int(config.T), 1);
   EvalLoader eval_loader(val_corpus, kB, int(config.T), 1 << 20);
   model.init_random(1);
-  LocalTrainer trainer(model, optimizer, sink, loader,
-                       {.kind = Schedule::Kind::cosine, .lr = 2e-2, .min_lr = 0, .warmup = 20,
-                        .steps = kSteps}, kB, config.T, 1);
+  LocalTrainer trainer(
+      model, optimizer, sink, loader,
+      {.kind = Schedule::Kind::cosine, .lr = 2e-2, .min_lr = 0, .warmup = 20, .steps = kSteps}, kB,
+      config.T, 1);
   const auto never = [] { return false; };
   const double first = trainer.step(never)->loss;
   EXPECT_NEAR(first, std::log(double(config.V)), 0.05 * std::log(double(config.V)));  // N3

@@ -1,6 +1,6 @@
-// A source whose best possible loss is known: a first-order Markov chain with few successors for each
-// state. Its entropy rate, sum over i of pi(i) H(P(i, .)), is what no model can beat
-// (Shannon 1948).
+// A source whose best possible loss is known: a first-order Markov chain with few successors for
+// each state. Its entropy rate, sum over i of pi(i) H(P(i, .)), is what no model can beat (Shannon
+// 1948).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -19,7 +19,8 @@ class MarkovSource {
     uint64_t n = 0;
     for (int i = 0; i < kStates; i++) {
       double total = 0;
-      p(i, (i + 1) % kStates) = 1e-3;  // a ring of rare steps: every state is reached from every other
+      p(i, (i + 1) % kStates) =
+          1e-3;  // a ring of rare steps: every state is reached from every other
       for (int k = 0; k < kSuccessors; k++, n += 2)
         p(i, int(random.bits(n) % kStates)) += 0.1 + double(random.uniform(n + 1));
       for (int j = 0; j < kStates; j++) total += p(i, j);

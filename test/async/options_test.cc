@@ -1,5 +1,5 @@
-// U1, U2: options, config files and their mistakes, through ./train. Every mistake is exit code 2 and
-// names the option.
+// U1, U2: options, config files and their mistakes, through ./train. Every mistake is exit code 2
+// and names the option.
 #include "async/options.h"
 
 #include <regex>
@@ -46,7 +46,8 @@ TEST_F(OptionsCli, Mistakes) {
       {"--eval-only", {"--eval-only needs a trained model", "--resume"}},
       {"--sample x", {"--sample", "--resume"}}};
   for (const auto& [mistake, parts] : cases) {
-    // The mistake comes first: a doubled option must not be CLI11's complaint about our own --heads.
+    // The mistake comes first: a doubled option must not be CLI11's complaint about our own
+    // --heads.
     std::string rest = good;
     for (const char* own : {"--heads", "--width", "--steps"})
       if (mistake.find(own) != std::string::npos)
@@ -78,9 +79,10 @@ TEST_F(OptionsCli, ConfigFileMistakesHaveALine) {
 }
 
 TEST_F(OptionsCli, ConfigFileWorksAndTheCommandLineWins) {
-  put("c.toml", "# tiny\ntrain-data = [\"data_*.bin\"]\nmodel = \"llama-9M\"\nlayers = 2\nwidth = 32\n"
-                "heads = 2\nvocab = 64\nseq-len = 16\nbatch-size = 4\nsteps = 9\nlr = 5e-4\n"
-                "per-layer-updates = true\n");
+  put("c.toml",
+      "# tiny\ntrain-data = [\"data_*.bin\"]\nmodel = \"llama-9M\"\nlayers = 2\nwidth = 32\n"
+      "heads = 2\nvocab = 64\nseq-len = 16\nbatch-size = 4\nsteps = 9\nlr = 5e-4\n"
+      "per-layer-updates = true\n");
   expect("--config c.toml --steps 3", 0);
   expect_each_step_once("out/log.jsonl", 1, 3);
   const Json options = records("out/log.jsonl", "run").at(0)["options"];
@@ -95,8 +97,8 @@ TEST_F(OptionsCli, ConfigFileWorksAndTheCommandLineWins) {
 
 TEST_F(OptionsCli, DryRunNeedsNoDataAndAllocatesNothing) {
   const Outcome o = expect("--dry-run --model llama-7B --batch-size 8 --recompute block", 0,
-                           {"6738.42 M", "weights", "optimizer state", "gradients", "activations", "total",
-                            "--model \"llama-7B\"", "--lr 0.0003"});
+                           {"6738.42 M", "weights", "optimizer state", "gradients", "activations",
+                            "total", "--model \"llama-7B\"", "--lr 0.0003"});
   EXPECT_LT(o.peak_rss, int64_t(200) << 20);
   EXPECT_FALSE(exists("out"));
   // 4 bytes for each of 6738.4 M parameters, up to alignment gaps; Adam keeps two more numbers.
@@ -111,12 +113,14 @@ TEST_F(OptionsCli, DryRunNeedsNoDataAndAllocatesNothing) {
 TEST_F(OptionsCli, EvaluationAloneTakesTheDataOfTheRunOrSaysThatItNeedsSome) {
   expect(tiny_ + data_ + " --steps 2 --val-data data_000001.bin", 0);
   const double loss = records("out/log.jsonl", "eval").back()["loss"];
-  const Outcome o = expect("--eval-only --resume out", 0, {"out/step_00000002: loss ", "992 tokens"});
+  const Outcome o =
+      expect("--eval-only --resume out", 0, {"out/step_00000002: loss ", "992 tokens"});
   std::smatch m;
   ASSERT_TRUE(std::regex_search(o.output, m, std::regex("loss ([\\d.]+)")));
   EXPECT_NEAR(std::stod(m[1]), loss, 1e-5);  // five digits are printed
   expect("--eval-only --init out/step_00000002", 2, {"--eval-only needs --val-data"});
-  expect("--eval-only --resume auto --out nothing --val-data data_000001.bin", 1, {"no checkpoint in nothing"});
+  expect("--eval-only --resume auto --out nothing --val-data data_000001.bin", 1,
+         {"no checkpoint in nothing"});
 }
 
 // U2: without numbers to work out, accumulation follows from the tokens of one step.

@@ -38,7 +38,8 @@ class TrainCli : public testing::Test {
                     ShardHeader header = {}) {
     const PhiloxStream random(1, Purpose::test);
     std::vector<int32_t> ids;
-    for (int64_t i = 0; i < tokens; i++) ids.push_back(int32_t(random.bits(uint64_t(i)) % uint32_t(vocab)));
+    for (int64_t i = 0; i < tokens; i++)
+      ids.push_back(int32_t(random.bits(uint64_t(i)) % uint32_t(vocab)));
     header.vocab_size = vocab;
     ShardWriter writer(dir_ / prefix, header, per_shard);
     writer.write(ids);
@@ -72,11 +73,13 @@ class TrainCli : public testing::Test {
   Outcome run(const std::string& arguments) { return finish(start(arguments)); }
 
   /// Runs and checks exit code and parts of the output.
-  Outcome expect(const std::string& arguments, int exit_code, const std::vector<std::string>& parts = {}) {
+  Outcome expect(const std::string& arguments, int exit_code,
+                 const std::vector<std::string>& parts = {}) {
     const Outcome o = run(arguments);
     EXPECT_EQ(o.exit_code, exit_code) << arguments << "\n" << o.output;
     for (const std::string& part : parts)
-      EXPECT_NE(o.output.find(part), std::string::npos) << part << "\nin " << arguments << "\n" << o.output;
+      EXPECT_NE(o.output.find(part), std::string::npos) << part << "\nin " << arguments << "\n"
+                                                        << o.output;
     return o;
   }
 
@@ -107,7 +110,8 @@ class TrainCli : public testing::Test {
     EXPECT_EQ(first.count("model.safetensors") + first.count("state.json"), 2u) << a;
     EXPECT_EQ(first.size(), second.size()) << a << " " << b;
     for (const auto& [name, bytes] : first)
-      EXPECT_TRUE(second.count(name) && second.at(name) == bytes) << name << " of " << a << " and " << b;
+      EXPECT_TRUE(second.count(name) && second.at(name) == bytes)
+          << name << " of " << a << " and " << b;
   }
 
   std::vector<Json> records(const std::string& log, const std::string& kind) const {
@@ -125,7 +129,8 @@ class TrainCli : public testing::Test {
     std::vector<std::string> out;
     for (const Json& r : records(log, "train"))
       if (r["step"] > after)
-        out.push_back(cat(r["step"], " ", r["loss"], " ", r["lr"], " ", r["grad_norm"], " ", r["tokens"]));
+        out.push_back(
+            cat(r["step"], " ", r["loss"], " ", r["lr"], " ", r["grad_norm"], " ", r["tokens"]));
     return out;
   }
 
@@ -142,7 +147,8 @@ class TrainCli : public testing::Test {
     for (int i = 0; i < 30000; i++) {
       if (slurp(log).find(line) != std::string::npos) return true;
       siginfo_t info = {};
-      if (waitid(P_PID, id_t(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child)
+      if (waitid(P_PID, id_t(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+          info.si_pid == child)
         return slurp(log).find(line) != std::string::npos;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

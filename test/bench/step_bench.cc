@@ -1,5 +1,5 @@
-// Whole training steps on the shapes that PyTorch is measured on (test/bench/torch_bench.py), and where
-// their time goes. Random tokens, random weights. Prints one JSON line per run:
+// Whole training steps on the shapes that PyTorch is measured on (test/bench/torch_bench.py), and
+// where their time goes. Random tokens, random weights. Prints one JSON line per run:
 //   step_bench SHAPE fp32|bf16 THREADS STEPS
 #include <algorithm>
 #include <chrono>
@@ -43,13 +43,16 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
   const double peak = ops->peak_flops(X);
   Model model(*ops, config, {.B = shape.B, .X = X});
   model.init_random(1);
-  AdamW optimizer(*ops, {&model.table(), [&](int i) { return model.parameter(i); },
-                         [&](int i) { return model.compute_copy(i); }}, {});
+  AdamW optimizer(*ops,
+                  {&model.table(), [&](int i) { return model.parameter(i); },
+                   [&](int i) { return model.compute_copy(i); }},
+                  {});
   FullGradSink sink(*ops, model.table(), optimizer, 1.0);
   const PhiloxStream stream(1, Purpose::test);
   const int64_t N = shape.B * shape.T;
   std::vector<int32_t> ids(size_t(N) + 1);
-  for (int64_t i = 0; i <= N; i++) ids[size_t(i)] = int32_t(stream.bits(uint64_t(i)) % uint32_t(config.V));
+  for (int64_t i = 0; i <= N; i++)
+    ids[size_t(i)] = int32_t(stream.bits(uint64_t(i)) % uint32_t(config.V));
   std::vector<double> seconds;
   for (int step = 0; step <= steps; step++) {
     const auto begin = std::chrono::steady_clock::now();
@@ -58,15 +61,18 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
     model.forward_backward(ids.data(), ids.data() + 1, shape.B, shape.T, 1.0f / float(N), sink);
     sink.finish_step();
     if (step > 0)  // the first one touches memory and creates primitives
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      seconds.push_back(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];
-  std::printf("{\"shape\":\"%s\",\"dtype\":\"%s\",\"threads\":%d,\"ms_per_step\":%.1f,\"tokens_per_s\":%.1f,"
-              "\"peak_gflops\":%.1f,\"share_of_peak\":%.3f,\"bytes\":%lld,\"device\":\"%s\"}\n",
-              name.c_str(), bf16 ? "bf16" : "fp32", threads, median * 1e3, double(N) / median, peak * 1e-9,
-              flops_per_token(config) * double(N) / median / peak, static_cast<long long>(ops->peak_bytes()),
-              ops->description().c_str());
+  std::printf(
+      "{\"shape\":\"%s\",\"dtype\":\"%s\",\"threads\":%d,\"ms_per_step\":%.1f,\"tokens_per_s\":%."
+      "1f,"
+      "\"peak_gflops\":%.1f,\"share_of_peak\":%.3f,\"bytes\":%lld,\"device\":\"%s\"}\n",
+      name.c_str(), bf16 ? "bf16" : "fp32", threads, median * 1e3, double(N) / median, peak * 1e-9,
+      flops_per_token(config) * double(N) / median / peak,
+      static_cast<long long>(ops->peak_bytes()), ops->description().c_str());
   return 0;
 }
 
@@ -75,8 +81,11 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
 
 int main(int argc, char** argv) {
   if (argc != 5 || !loqal::kShapes.count(argv[1])) {
-    std::fprintf(stderr, "usage: step_bench gpt2-124M|gpt2-124M-T64|char|llama-60M fp32|bf16 THREADS STEPS\n");
+    std::fprintf(
+        stderr,
+        "usage: step_bench gpt2-124M|gpt2-124M-T64|char|llama-60M fp32|bf16 THREADS STEPS\n");
     return 2;
   }
-  return loqal::run(argv[1], std::string(argv[2]) == "bf16", std::stoi(argv[3]), std::stoi(argv[4]));
+  return loqal::run(argv[1], std::string(argv[2]) == "bf16", std::stoi(argv[3]),
+                    std::stoi(argv[4]));
 }

@@ -211,20 +211,11 @@ TEST(Safetensors, MutatedHeadersOnlyThrowErrors) {
       const size_t at = random.bits(draw++) % header;
       const uint32_t value = random.bits(draw++);
       switch (random.bits(draw++) % 5) {
-        case 0:
-          bad[at % bad.size()] = char(value);
-          break;
-        case 1:
-          bad[at % bad.size()] = "0123456789-[]{}\",:.eE"[value % 21];
-          break;
-        case 2:
-          bad.erase(at % bad.size(), 1 + value % 8);
-          break;
-        case 3:
-          bad.insert(at % bad.size(), bad.substr(value % bad.size(), 1 + value % 16));
-          break;
-        default:
-          bad.resize(1 + at % bad.size());
+        case 0: bad[at % bad.size()] = char(value); break;
+        case 1: bad[at % bad.size()] = "0123456789-[]{}\",:.eE"[value % 21]; break;
+        case 2: bad.erase(at % bad.size(), 1 + value % 8); break;
+        case 3: bad.insert(at % bad.size(), bad.substr(value % bad.size(), 1 + value % 16)); break;
+        default: bad.resize(1 + at % bad.size());
       }
     }
     try {

@@ -11,8 +11,8 @@ class CorpusTest : public DataTest {
  protected:
   /// A shard with loqal's words: vocabulary and low half of the tokenizer hash.
   void write_tagged(const std::string& name, int vocab, int32_t hash) const {
-    write(name, llmc_shard(distinct_ids(0, 11), {{3, kTag}, {4, 1}, {5, vocab}, {6, -1}, {7, 1},
-                                                 {8, -1}, {9, hash}}));
+    write(name, llmc_shard(distinct_ids(0, 11),
+                           {{3, kTag}, {4, 1}, {5, vocab}, {6, -1}, {7, 1}, {8, -1}, {9, hash}}));
   }
 };
 
@@ -81,8 +81,9 @@ TEST_F(CorpusTest, DisagreementsNameBothSides) {
 TEST_F(CorpusTest, PaddingOfPaddedShardsIsNoTarget) {
   const std::vector<uint16_t> ids = {5, 6, 1, 0, 0};
   const auto file = [&](int row_length) {
-    return write("p.bin", llmc_shard(ids, {{3, kTag}, {4, 1}, {5, 10}, {6, -1}, {7, 1}, {8, 0},
-                                           {11, row_length}}));
+    return write(
+        "p.bin",
+        llmc_shard(ids, {{3, kTag}, {4, 1}, {5, 10}, {6, -1}, {7, 1}, {8, 0}, {11, row_length}}));
   };
   int32_t in[4], out[4];
   Corpus({file(5)}, "training", 10).window(0, 4, in, out);

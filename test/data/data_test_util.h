@@ -97,10 +97,10 @@ inline std::vector<uint16_t> distinct_ids(int first, int count) {
 }  // namespace loqal
 
 /// Each of the substrings occurs in the error's text.
-#define EXPECT_ERROR(statement, ...)                                                    \
-  do {                                                                                  \
-    const std::string message = ::loqal::error_of([&] { statement; });                  \
-    EXPECT_NE(message, "") << #statement;                                               \
-    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})               \
-      EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;   \
+#define EXPECT_ERROR(statement, ...)                                                  \
+  do {                                                                                \
+    const std::string message = ::loqal::error_of([&] { statement; });                \
+    EXPECT_NE(message, "") << #statement;                                             \
+    for (const std::string& part : std::vector<std::string>{__VA_ARGS__})             \
+      EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message; \
   } while (0)

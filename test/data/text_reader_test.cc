@@ -125,8 +125,8 @@ TEST_F(TextReaderTest, DamagedGzipNamesDocumentsAndOffset) {
   const std::string whole = gzip(lines_of_json(4000));
   ASSERT_GT(whole.size(), 300000u);
   const size_t cut = whole.size() * 6 / 10;
-  EXPECT_ERROR(read_all(whole.substr(0, cut)), path("in"), "ends too early",
-               cat("at byte ", cut), "documents", "--on-error skip");
+  EXPECT_ERROR(read_all(whole.substr(0, cut)), path("in"), "ends too early", cat("at byte ", cut),
+               "documents", "--on-error skip");
   std::string bad_crc = whole;
   bad_crc[whole.size() - 8] ^= 1;
   EXPECT_ERROR(read_all(bad_crc), "incorrect data check", "documents");
@@ -147,7 +147,10 @@ TEST_F(TextReaderTest, OtherFormatsAreRefusedWithAHint) {
   EXPECT_ERROR(read_all("PAR1xxxx"), "parquet", "JSON lines");
   EXPECT_ERROR(read_all("\x28\xb5\x2f\xfd...."), "zstd", "zstd -d");
   EXPECT_ERROR(read_all("[ {\"text\":\"a\"} ]"), "JSON array", "jq");
-  EXPECT_ERROR(read_all(std::string("\xff\xfe" "a\0", 4)), "UTF-16", "iconv");
+  EXPECT_ERROR(read_all(std::string("\xff\xfe"
+                                    "a\0",
+                                    4)),
+               "UTF-16", "iconv");
   EXPECT_ERROR(read_all(llmc_shard<uint16_t>({1})), "token shard", "--train-data");
   EXPECT_ERROR(TextReader(path("none"), {}, &skipped_), path("none"), "No such file");
   EXPECT_ERROR(TextReader(dir_.string(), {}, &skipped_), "folder");
@@ -158,9 +161,9 @@ TEST(Utf8, Borders) {
   for (const char* good : {"\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
                            "\xee\x80\x80", "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
     EXPECT_EQ(invalid_utf8(good), std::string::npos) << good;
-  for (const char* bad : {"\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
-                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc2", "\xe2\x82",
-                          "\xf0\x9f\x98"})
+  for (const char* bad :
+       {"\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80",
+        "\xf5\x80\x80\x80", "\xc2", "\xe2\x82", "\xf0\x9f\x98"})
     EXPECT_EQ(invalid_utf8(std::string("ab") + bad), 2u) << bad;
 }
 

@@ -1,6 +1,6 @@
 // ./tokenize as the user runs it: exit codes, messages, files. The binary is in $LOQAL_BIN_DIR [.].
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdlib>
 
@@ -46,8 +46,8 @@ class TokenizeCli : public DataTest {
     const char* folder = std::getenv("LOQAL_BIN_DIR");
     const auto binary = std::filesystem::absolute(folder ? folder : ".") / "tokenize";
     EXPECT_TRUE(std::filesystem::exists(binary)) << binary;
-    const std::string command = cat("cd ", dir_.string(), " && ", before, " ", binary.string(), " ",
-                                    arguments, " 2>&1");
+    const std::string command =
+        cat("cd ", dir_.string(), " && ", before, " ", binary.string(), " ", arguments, " 2>&1");
     FILE* pipe = popen(command.c_str(), "r");
     Result result;
     char buffer[4096];
@@ -91,8 +91,8 @@ TEST_F(TokenizeCli, WritesShardsAndManifest) {
   expect("--show t_000001.bin 2", 0, {"3 tokens of 2 bytes", "vocabulary 257", "256 99 \n"});
   // Again with one shard: the surplus ones of the earlier run go.
   expect("--tokenizer gpt2 --out t --eos after --bos before a.jsonl b.txt", 0, {"separators 6"});
-  EXPECT_EQ(names(), (std::vector<std::string>{"a.jsonl", "b.txt", "gpt2", "t.json",
-                                               "t_000000.bin"}));
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"a.jsonl", "b.txt", "gpt2", "t.json", "t_000000.bin"}));
 }
 
 TEST_F(TokenizeCli, OptionsAreStrict) {
@@ -126,8 +126,7 @@ TEST_F(TokenizeCli, BadInputLeavesNothing) {
   expect("--tokenizer gpt2 --out t none.txt", 1, {"none.txt: no such input"});
   expect("--tokenizer none --out t bad.jsonl", 1, {"none: no such tokenizer"});
   expect("--show bad.jsonl 4", 1, {"bad.jsonl: not a token shard", "JSON"});
-  EXPECT_EQ(names(),
-            (std::vector<std::string>{"bad.jsonl", "cut.json.gz", "empty.txt", "gpt2"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"bad.jsonl", "cut.json.gz", "empty.txt", "gpt2"}));
   expect("--tokenizer gpt2 --out t --on-error skip cut.json.gz bad.jsonl", 0,
          {"2 skipped", "skipped 1: malformed JSON", "bad.jsonl:2", "unreadable or damaged"});
 }
@@ -155,8 +154,8 @@ TEST_F(TokenizeCli, SignalsLeaveTheEarlierRun) {
                          cat("timeout --preserve-status -s ", signal, " 0.5"));
     EXPECT_EQ(r.exit_code, code) << r.output.substr(0, 2000);
     EXPECT_EQ(read("t_000000.bin"), old);
-    EXPECT_EQ(names(), (std::vector<std::string>{"a.txt", "big.txt", "gpt2", "t.json",
-                                                 "t_000000.bin"}));
+    EXPECT_EQ(names(),
+              (std::vector<std::string>{"a.txt", "big.txt", "gpt2", "t.json", "t_000000.bin"}));
   }
 }
 

@@ -84,14 +84,21 @@ TEST_F(Gpt2Test, TextIsOnlyText) {
 // The words of GPT-2's pattern, seen through merges that would join across their borders.
 TEST_F(Gpt2Test, WordsAreGpt2s) {
   const std::string blank = spelling(' '), newline = spelling('\n');
-  const auto t = make({{blank, blank}, {blank, "a"}, {"a", "1"}, {"a", "a"}, {newline, newline},
-                       {newline, "a"}, {"'", "s"}, {"s", "a"}, {"'", "S"}});
-  EXPECT_EQ(t->encode("a1"), (Ids{'a', '1'}));          // letters and digits part
-  EXPECT_EQ(t->encode("   a"), (Ids{256, 257}));        // the last blank belongs to the word
-  EXPECT_EQ(t->encode("a   "), (Ids{'a', 256, ' '}));   // unless nothing follows
+  const auto t = make({{blank, blank},
+                       {blank, "a"},
+                       {"a", "1"},
+                       {"a", "a"},
+                       {newline, newline},
+                       {newline, "a"},
+                       {"'", "s"},
+                       {"s", "a"},
+                       {"'", "S"}});
+  EXPECT_EQ(t->encode("a1"), (Ids{'a', '1'}));            // letters and digits part
+  EXPECT_EQ(t->encode("   a"), (Ids{256, 257}));          // the last blank belongs to the word
+  EXPECT_EQ(t->encode("a   "), (Ids{'a', 256, ' '}));     // unless nothing follows
   EXPECT_EQ(t->encode("\n\na"), (Ids{'\n', '\n', 'a'}));  // \s+(?!\S) leaves one, \s+ takes it
-  EXPECT_EQ(t->encode("a'sa"), (Ids{'a', 262, 'a'}));   // contractions are words
-  EXPECT_EQ(t->encode("'Sa"), (Ids{'\'', 'S', 'a'}));   // in lower case only
+  EXPECT_EQ(t->encode("a'sa"), (Ids{'a', 262, 'a'}));     // contractions are words
+  EXPECT_EQ(t->encode("'Sa"), (Ids{'\'', 'S', 'a'}));     // in lower case only
 }
 
 /// The published algorithm as it reads: find the pair of lowest rank, merge it everywhere, repeat.
@@ -106,8 +113,8 @@ Ids naive_merge(Ids word, const std::map<std::pair<int, int>, std::pair<int, int
     if (!best) return word;
     Ids merged;
     for (size_t i = 0; i < word.size(); i++) {
-      const bool pair = i + 1 < word.size() && word[i] == best->first.first &&
-                        word[i + 1] == best->first.second;
+      const bool pair =
+          i + 1 < word.size() && word[i] == best->first.first && word[i + 1] == best->first.second;
       merged.push_back(pair ? best->second.second : word[i]);
       i += pair;
     }
@@ -174,8 +181,8 @@ class SpmTest : public DataTest {
   }
   static std::string some_text() {
     const PhiloxStream random(3, Purpose::test);
-    const char* syllables[] = {"the", "ca", "sat", "on", "a", "ma", "whi", "rai", "fe", "so",
-                               "ly", "no", "bo", "was", "re", "19"};
+    const char* syllables[] = {"the", "ca", "sat", "on", "a",  "ma",  "whi", "rai",
+                               "fe",  "so", "ly",  "no", "bo", "was", "re",  "19"};
     const char* ends[] = {" ", " ", " ", "", "", ".\n\n", "  ", ", "};
     std::string text;
     for (uint64_t i = 0; text.size() < 30000; i++)

@@ -11,7 +11,8 @@ const std::pair<int64_t, int64_t> kSizes[] = {{1, 1}, {3, 5}, {65, 33}, {2, 768}
 /// Ordinary values, then the ends of the range: saturated, tiny, zero.
 Mat<double> inputs(int64_t N, int64_t C, uint32_t seed) {
   Mat<double> x = normal(N, C, seed, 2);
-  const double extremes[] = {100, -100, 0, 1e-20, -1e-20, 12, -12, 88.5, -88.5, -104, 3e4, -3e4, 5.5, -5.5};
+  const double extremes[] = {100,  -100,  0,    1e-20, -1e-20, 12,  -12,
+                             88.5, -88.5, -104, 3e4,   -3e4,   5.5, -5.5};
   for (size_t i = 0; i < std::size(extremes) && i + 1 < x.v.size(); i++)
     x.v[x.v.size() - 1 - i] = extremes[i];
   return x;
@@ -62,7 +63,8 @@ TEST_P(ActivationTest, Swiglu) {
     const Mat<Err> dgate =
         map(gate, u, [&](Err g, size_t i) { return dyv.v[i] * up.v[i] * ref_silu_derivative(g); });
     const Mat<Err> dup = map(gate, u, [&](Err g, size_t i) { return ref_swiglu(g, dyv.v[i]); });
-    ops.swiglu_backward(dboth.out(0, C), dboth.out(C, C), again.out(), dy.in(), both.in(0, C), both.in(C, C));
+    ops.swiglu_backward(dboth.out(0, C), dboth.out(C, C), again.out(), dy.in(), both.in(0, C),
+                        both.in(C, C));
     expect_close(dboth.after(0, C), dgate, "dgate");
     expect_close(dboth.after(C, C), dup, "dup");
     expect_close(again.after(), want, "y again");

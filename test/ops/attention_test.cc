@@ -6,17 +6,19 @@ namespace {
 
 LOQAL_OP_TESTS(AttentionTest);
 
-// T around the tile sizes 64 and 128, all head sizes in use, 1, 2, 4 and 8 query heads per k/v head.
-const AttentionShape kShapes[] = {
-    {1, 1, 1, 1, 4},    {2, 2, 2, 1, 8},    {1, 63, 4, 2, 20}, {2, 64, 2, 2, 64}, {1, 65, 4, 1, 16},
-    {1, 130, 2, 1, 80}, {1, 65, 2, 2, 128}, {3, 7, 8, 1, 8},   {5, 1, 3, 3, 12},  {1, 257, 1, 1, 4}};
+// T around the tile sizes 64 and 128, all head sizes in use, 1, 2, 4 and 8 query heads per k/v
+// head.
+const AttentionShape kShapes[] = {{1, 1, 1, 1, 4},    {2, 2, 2, 1, 8},   {1, 63, 4, 2, 20},
+                                  {2, 64, 2, 2, 64},  {1, 65, 4, 1, 16}, {1, 130, 2, 1, 80},
+                                  {1, 65, 2, 2, 128}, {3, 7, 8, 1, 8},   {5, 1, 3, 3, 12},
+                                  {1, 257, 1, 1, 4}};
 
 std::string text(const AttentionShape& s) {
   return cat("B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS);
 }
 
-/// One call of forward and one of backward on buffers laid out as the models do: q, k and v (and their
-/// gradients) are column slices of one matrix, or matrices of their own.
+/// One call of forward and one of backward on buffers laid out as the models do: q, k and v (and
+/// their gradients) are column slices of one matrix, or matrices of their own.
 void check(Ops& ops, DType X, const AttentionShape& s, bool one_buffer, double scale) {
   SCOPED_TRACE(text(s) + (one_buffer ? " slices" : ""));
   const double u = X == DType::BF16 ? kRoundBF16 : kRoundF32;
@@ -40,10 +42,12 @@ void check(Ops& ops, DType X, const AttentionShape& s, bool one_buffer, double s
   for (size_t i = 0; i < want.lse.v.size(); i++) lse_values.v[i] = want.lse.v[i].v;
   Array out_in(ops, X, out_values), lse_in(ops, DType::F32, lse_values),
       dout(ops, X, normal(N, Q, 4), one_buffer);
-  const Tensor dkt = one_buffer ? dq.out(Q, K) : dk.out(), dvt = one_buffer ? dq.out(Q + K, K) : dv.out();
-  ops.attention_backward(dq.out(0, Q), dkt, dvt, dout.in(), out_in.in(), lse_in.in(), q.in(0, Q), kt, vt, s);
-  const auto grad = ref_attention_backward(dout.before(), out_in.before(), lse_in.before(), q.before(0, Q),
-                                           k.before(), v.before(), rs, u);
+  const Tensor dkt = one_buffer ? dq.out(Q, K) : dk.out(),
+               dvt = one_buffer ? dq.out(Q + K, K) : dv.out();
+  ops.attention_backward(dq.out(0, Q), dkt, dvt, dout.in(), out_in.in(), lse_in.in(), q.in(0, Q),
+                         kt, vt, s);
+  const auto grad = ref_attention_backward(dout.before(), out_in.before(), lse_in.before(),
+                                           q.before(0, Q), k.before(), v.before(), rs, u);
   expect_close(dq.after(0, Q), grad.dq, "dq");
   expect_close(one_buffer ? dq.after(Q, K) : dk.after(), grad.dk, "dk");
   expect_close(one_buffer ? dq.after(Q + K, K) : dv.after(), grad.dv, "dv");
@@ -61,7 +65,8 @@ TEST_P(AttentionTest, SlicesOfOneBuffer) {
 TEST_P(AttentionTest, LargeScores) {
   const AttentionShape s{1, 70, 2, 1, 16};
   check(ops, X, s, false, 1e4);
-  Array q(ops, X, normal(70, 32, 1, 1e4)), k(ops, X, normal(70, 16, 2)), v(ops, X, normal(70, 16, 3));
+  Array q(ops, X, normal(70, 32, 1, 1e4)), k(ops, X, normal(70, 16, 2)),
+      v(ops, X, normal(70, 16, 3));
   Array out(ops, X, 70, 32), lse(ops, DType::F32, 2, 70);
   ops.attention_forward(out.out(), lse.out(), q.in(), k.in(), v.in(), s);
   for (const double x : out.after().v) ASSERT_TRUE(std::isfinite(x));
@@ -80,8 +85,8 @@ TEST_P(AttentionTest, EqualVeryNegativeScores) {
   expect_close(lse.after(), want.lse, "lse");
 }
 
-// Causality, exactly: what comes later does not change a byte of what came before. (Finite values: a
-// masked NaN in v may well reach earlier rows of its tile as 0 * NaN.)
+// Causality, exactly: what comes later does not change a byte of what came before. (Finite values:
+// a masked NaN in v may well reach earlier rows of its tile as 0 * NaN.)
 TEST_P(AttentionTest, TheFutureIsNotSeen) {
   const AttentionShape s{1, 100, 2, 2, 8};
   Mat<double> kv = normal(100, 16, 2), vv = normal(100, 16, 3);
@@ -111,10 +116,11 @@ TEST_P(AttentionTest, SequencesDoNotSeeEachOther) {
   Array out(ops, X, 63, 16), lse(ops, DType::F32, 6, 21), dq(ops, X, 63, 16), dk(ops, X, 63, 8),
       dv(ops, X, 63, 8);
   ops.attention_forward(out.out(), lse.out(), q.in(), k.in(), v.in(), s);
-  ops.attention_backward(dq.out(), dk.out(), dv.out(), dout.in(), out.in(), lse.in(), q.in(), k.in(), v.in(),
-                         s);
+  ops.attention_backward(dq.out(), dk.out(), dv.out(), dout.in(), out.in(), lse.in(), q.in(),
+                         k.in(), v.in(), s);
   for (const Mat<double>& m : {out.after(), dq.after(), dk.after(), dv.after()})
-    for (int64_t n = 0; n < 63; n++)  // column 0: head 0, whose q, k and v are all NaN in the middle
+    for (int64_t n = 0; n < 63;
+         n++)  // column 0: head 0, whose q, k and v are all NaN in the middle
       EXPECT_EQ(std::isnan(m(n, 0)), n >= 21 && n < 42) << n;
 }
 
@@ -130,15 +136,18 @@ Mat<double> rope_table(int64_t positions, int64_t HS) {
 }
 
 TEST_P(AttentionTest, Rope) {
-  for (const auto& [B, T, heads, HS] :
-       {std::array<int64_t, 4>{1, 1, 1, 2}, {2, 5, 3, 8}, {1, 65, 2, 20}, {3, 64, 1, 64}, {1, 130, 2, 128}})
+  for (const auto& [B, T, heads, HS] : {std::array<int64_t, 4>{1, 1, 1, 2},
+                                        {2, 5, 3, 8},
+                                        {1, 65, 2, 20},
+                                        {3, 64, 1, 64},
+                                        {1, 130, 2, 128}})
     for (const bool inverse : {false, true}) {
       SCOPED_TRACE(cat("B=", B, " T=", T, " heads=", heads, " HS=", HS, inverse ? " inverse" : ""));
       const int64_t cols = heads * HS;  // rotated: the middle one of three slices of a buffer
       Array table(ops, DType::F32, rope_table(T + 3, HS)), x(ops, X, normal(B * T, 3 * cols, 1));
       ops.rope(x.out(cols, cols), table.in(), T, HS, inverse);
-      expect_close(x.after(cols, cols), ref_rope(x.before(cols, cols), table.before(), T, HS, inverse, u),
-                   "x");
+      expect_close(x.after(cols, cols),
+                   ref_rope(x.before(cols, cols), table.before(), T, HS, inverse, u), "x");
     }
 }
 

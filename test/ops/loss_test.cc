@@ -16,13 +16,16 @@ void check(Ops& ops, DType X, const Case& k, const Ids& ids, bool gradients, boo
                    gradients ? " gradients" : "", accumulate ? " accumulate" : ""));
   const double u = X == DType::BF16 ? kRoundBF16 : kRoundF32;
   const float scale = 0.25f;
-  Array x(ops, X, normal(k.N, k.C, 1, x_scale), k.C % 3), w(ops, X, normal(k.V, k.C, 2)), targets(ops, ids);
+  Array x(ops, X, normal(k.N, k.C, 1, x_scale), k.C % 3), w(ops, X, normal(k.V, k.C, 2)),
+      targets(ops, ids);
   Array scratch(ops, DType::F32, k.scratch_rows, k.V), nll(ops, DType::F32, 1, k.N);
   Array dx(ops, X, k.N, k.C, k.C % 2), dw(ops, DType::F32, k.V, k.C);
   if (accumulate) dw.set(normal(k.V, k.C, 3));
-  ops.linear_cross_entropy(nll.out(), gradients ? dx.out() : Tensor{}, gradients ? dw.out() : Tensor{},
-                           x.in(), w.in(), targets.in(), scratch.out(), scale, accumulate);
-  const auto want = ref_linear_cross_entropy(x.before(), w.before(), ids, double(scale), gradients, u);
+  ops.linear_cross_entropy(nll.out(), gradients ? dx.out() : Tensor{},
+                           gradients ? dw.out() : Tensor{}, x.in(), w.in(), targets.in(),
+                           scratch.out(), scale, accumulate);
+  const auto want =
+      ref_linear_cross_entropy(x.before(), w.before(), ids, double(scale), gradients, u);
   expect_close(nll.after(), want.nll, "nll");
   if (!gradients) return;
   expect_close(dx.after(), want.dx, "dx");
@@ -48,7 +51,8 @@ TEST_P(LossTest, LargeLogits) {
   Array x(ops, X, normal(20, 16, 1, 2.5e3)), w(ops, X, normal(61, 16, 2)),
       targets(ops, random_ids(20, 61, 4));
   Array scratch(ops, DType::F32, 8, 61), nll(ops, DType::F32, 1, 20);
-  ops.linear_cross_entropy(nll.out(), {}, {}, x.in(), w.in(), targets.in(), scratch.out(), 1, false);
+  ops.linear_cross_entropy(nll.out(), {}, {}, x.in(), w.in(), targets.in(), scratch.out(), 1,
+                           false);
   for (const double v : nll.after().v) ASSERT_TRUE(std::isfinite(v) && v >= 0) << v;
 }
 
@@ -62,14 +66,15 @@ TEST_P(LossTest, ScratchRowsDoNotMatter) {
     SCOPED_TRACE(rows);
     Array scratch(ops, DType::F32, rows, V), nll(ops, DType::F32, 1, N), dx(ops, X, N, C),
         dw(ops, DType::F32, V, C);
-    ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(), scratch.out(), 1,
-                             false);
+    ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(),
+                             scratch.out(), 1, false);
     if (rows == 1) first_nll = nll.after();
     const auto want = ref_linear_cross_entropy(x.before(), w.before(), ids, 1, true, u);
     expect_close(nll.after(), want.nll, "nll");
     expect_close(dx.after(), want.dx, "dx");
     expect_close(dw.after(), want.dw, "dw");
-    // Libraries choose kernels by size, so the bits may move; the mean may not, beyond fp32 rounding.
+    // Libraries choose kernels by size, so the bits may move; the mean may not, beyond fp32
+    // rounding.
     double sum = 0, sum_first = 0;
     for (int64_t n = 0; n < N; n++) sum += nll.after()(0, n), sum_first += first_nll(0, n);
     EXPECT_NEAR(sum, sum_first, 1e-6 * sum_first);
@@ -83,11 +88,12 @@ TEST_P(LossTest, NaNReachesItsRowAndNoOther) {
   Array x(ops, X, xv), w(ops, X, normal(V, C, 2)), targets(ops, Ids{1, 2, 3, 4, 5});
   Array scratch(ops, DType::F32, 2, V), nll(ops, DType::F32, 1, N), dx(ops, X, N, C),
       dw(ops, DType::F32, V, C);
-  ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(), scratch.out(), 1,
-                           false);
+  ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(),
+                           scratch.out(), 1, false);
   for (int64_t n = 0; n < N; n++) {
     EXPECT_EQ(std::isnan(nll.after()(0, n)), n == 2) << n;
-    for (int64_t c = 0; c < C; c++) EXPECT_EQ(std::isnan(dx.after()(n, c)), n == 2) << n << "," << c;
+    for (int64_t c = 0; c < C; c++)
+      EXPECT_EQ(std::isnan(dx.after()(n, c)), n == 2) << n << "," << c;
   }
   for (const double d : dw.after().v) EXPECT_TRUE(std::isnan(d));
 }
@@ -99,7 +105,8 @@ TEST_P(LossTest, InfinityIsNotFinite) {
   Array x(ops, X, xv), w(ops, X, Mat<double>(7, 4, 1.0)), targets(ops, Ids{2}),
       scratch(ops, DType::F32, 1, 7);
   Array nll(ops, DType::F32, 1, 1);
-  ops.linear_cross_entropy(nll.out(), {}, {}, x.in(), w.in(), targets.in(), scratch.out(), 1, false);
+  ops.linear_cross_entropy(nll.out(), {}, {}, x.in(), w.in(), targets.in(), scratch.out(), 1,
+                           false);
   EXPECT_FALSE(std::isfinite(nll.after()(0, 0)));
 }
 

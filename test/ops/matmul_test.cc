@@ -12,8 +12,9 @@ struct Case {
   int64_t pad;  // unused columns of every operand that may have them
 
   std::string text() const {
-    return cat("C[", M, ",", N, "] K ", K, ta ? " A^T" : " A", tb ? " B^T" : " B", accumulate ? " +=" : " =",
-               bias ? " bias" : "", residual ? " residual" : "", f32_result ? " F32" : "", " pad ", pad);
+    return cat("C[", M, ",", N, "] K ", K, ta ? " A^T" : " A", tb ? " B^T" : " B",
+               accumulate ? " +=" : " =", bias ? " bias" : "", residual ? " residual" : "",
+               f32_result ? " F32" : "", " pad ", pad);
   }
 };
 
@@ -24,7 +25,8 @@ void check(Ops& ops, DType X, const Case& k) {
   const double u = result == DType::BF16 ? kRoundBF16 : kRoundF32;
   Array a(ops, X, k.ta ? normal(k.K, k.M, 1) : normal(k.M, k.K, 1), k.pad);
   Array b(ops, X, k.tb ? normal(k.N, k.K, 2) : normal(k.K, k.N, 2), 2 * k.pad);
-  Array bias(ops, DType::F32, normal(1, k.N, 3)), residual(ops, result, normal(k.M, k.N, 4), 3 * k.pad);
+  Array bias(ops, DType::F32, normal(1, k.N, 3)),
+      residual(ops, result, normal(k.M, k.N, 4), 3 * k.pad);
   Array c(ops, result, k.M, k.N, k.pad);
   if (k.accumulate) c.set(normal(k.M, k.N, 5));
   MatmulArgs args{k.ta, k.tb, k.accumulate, k.bias ? bias.in() : Tensor{},
@@ -42,8 +44,8 @@ TEST_P(MatmulTest, AllCombinations) {
   for (const auto& [M, N, K] : sizes)
     for (int flags = 0; flags < 64; flags++)
       check(ops, X,
-            {M, N, K, bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), bool(flags & 16),
-             bool(flags & 32), flags % 3 == 0 ? 0 : 5});
+            {M, N, K, bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8),
+             bool(flags & 16), bool(flags & 32), flags % 3 == 0 ? 0 : 5});
 }
 
 TEST_P(MatmulTest, RaggedSizes) {
@@ -53,23 +55,26 @@ TEST_P(MatmulTest, RaggedSizes) {
     for (int t = 0; t < 4; t++)
       for (const bool accumulate : {false, true})
         check(ops, X,
-              {M, N, K, bool(t & 1), bool(t & 2), accumulate, t == 1, t == 2, t >= 2, t == 3 ? 7 : 0});
+              {M, N, K, bool(t & 1), bool(t & 2), accumulate, t == 1, t == 2, t >= 2,
+               t == 3 ? 7 : 0});
 }
 
-// q, k and v are one buffer [N, 3C] and so are their weights' gradients: operands that are column or
-// row slices of somebody else's matrix.
+// q, k and v are one buffer [N, 3C] and so are their weights' gradients: operands that are column
+// or row slices of somebody else's matrix.
 TEST_P(MatmulTest, SlicesOfOneBuffer) {
   const int64_t N = 21, C = 13;
   Array x(ops, X, normal(N, C, 1)), w(ops, X, normal(C, C, 2)), qkv(ops, X, N, 3 * C);
   ops.matmul(qkv.out(C, C), x.in(), w.in(), {.transpose_b = true, .bias = {}, .residual = {}});
-  expect_close(qkv.after(C, C), ref_matmul(x.before(), w.before(), false, true, none, none, none, u),
-               "slice of C");
+  expect_close(qkv.after(C, C),
+               ref_matmul(x.before(), w.before(), false, true, none, none, none, u), "slice of C");
 
   Array wide(ops, X, normal(N, 3 * C, 3)), dw(ops, DType::F32, C, C);
-  ops.matmul(dw.out(), wide.in(2 * C, C), x.in(), {.transpose_a = true, .bias = {}, .residual = {}});
-  expect_close(dw.after(),
-               ref_matmul(wide.before(2 * C, C), x.before(), true, false, none, none, none, kRoundF32),
-               "slice of A");
+  ops.matmul(dw.out(), wide.in(2 * C, C), x.in(),
+             {.transpose_a = true, .bias = {}, .residual = {}});
+  expect_close(
+      dw.after(),
+      ref_matmul(wide.before(2 * C, C), x.before(), true, false, none, none, none, kRoundF32),
+      "slice of A");
 }
 
 TEST_P(MatmulTest, RowsBeyondTheResultAreNotTouched) {
@@ -82,11 +87,13 @@ TEST_P(MatmulTest, NaNAndInfinityPropagate) {
   av(3, 7) = NAN;
   Array a(ops, X, av), b(ops, X, normal(20, 6, 2)), c(ops, X, 5, 6);
   ops.matmul(c.out(), a.in(), b.in());
-  expect_close(c.after(), ref_matmul(a.before(), b.before(), false, false, none, none, none, u), "NaN row");
+  expect_close(c.after(), ref_matmul(a.before(), b.before(), false, false, none, none, none, u),
+               "NaN row");
 }
 
 TEST_P(MatmulTest, BiasBackward) {
-  for (const auto& [N, O] : {std::pair<int64_t, int64_t>{1, 1}, {1, 33}, {65, 5}, {130, 1}, {300, 768}})
+  for (const auto& [N, O] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 33}, {65, 5}, {130, 1}, {300, 768}})
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(cat(N, "x", O, " accumulate ", accumulate));
       Array dy(ops, X, normal(N, O, 1), accumulate ? 3 : 0), db(ops, DType::F32, 1, O);

@@ -27,7 +27,8 @@ Ids random_ids(int64_t count, int64_t n, uint32_t seed, bool ignored) {
   const PhiloxStream stream(seed, Purpose::test);
   Ids ids(static_cast<size_t>(count));
   for (size_t i = 0; i < ids.size(); i++)
-    ids[i] = ignored && stream.bits(2 * i + 1) % 5 == 0 ? -1 : int32_t(stream.bits(2 * i) % uint32_t(n));
+    ids[i] =
+        ignored && stream.bits(2 * i + 1) % 5 == 0 ? -1 : int32_t(stream.bits(2 * i) % uint32_t(n));
   return ids;
 }
 
@@ -93,8 +94,9 @@ Array::~Array() {
     if (!may_change_[i] && std::memcmp(&now[i * size], &image_[i * size], size) != 0) {
       const int64_t at = int64_t(i) - kGuard;
       const int64_t row = at < 0 ? -1 : at / view_.ld;
-      ADD_FAILURE() << "wrote outside of an output: element " << at << " of " << str(view_) << " (row " << row
-                    << ", column " << at - row * view_.ld << ") is now " << get(now, view_.dtype, int64_t(i));
+      ADD_FAILURE() << "wrote outside of an output: element " << at << " of " << str(view_)
+                    << " (row " << row << ", column " << at - row * view_.ld << ") is now "
+                    << get(now, view_.dtype, int64_t(i));
       return;
     }
 }
@@ -107,14 +109,17 @@ Tensor Array::out(int64_t first_col, int64_t cols, int64_t first_row, int64_t ro
 
 void Array::set(const Mat<double>& values, int64_t first_col) {
   for (int64_t r = 0; r < values.rows; r++)
-    for (int64_t c = 0; c < values.cols; c++) put(image_, view_.dtype, index(r, first_col + c), values(r, c));
+    for (int64_t c = 0; c < values.cols; c++)
+      put(image_, view_.dtype, index(r, first_col + c), values(r, c));
   upload();
 }
 
 Mat<Err> Array::before(int64_t first_col, int64_t cols) const {
   return Mat<Err>(values(image_, first_col, cols));
 }
-Mat<double> Array::after(int64_t first_col, int64_t cols) const { return values(bytes(), first_col, cols); }
+Mat<double> Array::after(int64_t first_col, int64_t cols) const {
+  return values(bytes(), first_col, cols);
+}
 
 std::vector<char> Array::bytes() const {
   std::vector<char> now(image_.size());
@@ -131,7 +136,9 @@ Mat<double> Array::values(const std::vector<char>& image, int64_t first_col, int
 
 int64_t Array::index(int64_t r, int64_t c) const { return kGuard + r * view_.ld + c; }
 void Array::upload() { ops_.upload(whole(), image_.data()); }
-Tensor Array::whole() const { return {buffer_.data(), view_.dtype, 1, int64_t(may_change_.size())}; }
+Tensor Array::whole() const {
+  return {buffer_.data(), view_.dtype, 1, int64_t(may_change_.size())};
+}
 
 void expect_close(const Mat<double>& got, const Mat<Err>& want, const std::string& what) {
   ASSERT_EQ(got.rows, want.rows) << what;

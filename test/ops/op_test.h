@@ -74,8 +74,8 @@ class Array {
   std::vector<bool> may_change_;  // by element of the image
 };
 
-/// |got - want| <= 2 x the bound that the reference carries: the implementation may use another order
-/// of summation or an equivalent formula. NaN only where NaN is expected.
+/// |got - want| <= 2 x the bound that the reference carries: the implementation may use another
+/// order of summation or an equivalent formula. NaN only where NaN is expected.
 void expect_close(const Mat<double>& got, const Mat<Err>& want, const std::string& what);
 void expect_equal(const Mat<double>& got, const Mat<double>& want, const std::string& what);
 

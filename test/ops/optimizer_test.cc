@@ -4,11 +4,12 @@
 namespace loqal::test {
 namespace {
 
-// fp32 only: parameters, gradients and moments are. The type parameter chooses whether a bf16 copy is kept.
+// fp32 only: parameters, gradients and moments are. The type parameter chooses whether a bf16 copy
+// is kept.
 LOQAL_OP_TESTS(AdamWTest);
 
-// reports.md N11: one step on a 3-vector equals the closed form. At step 1 mhat = g and vhat = g^2, so
-// p' = p (1 - lr wd) - lr g / (|g| + eps).
+// reports.md N11: one step on a 3-vector equals the closed form. At step 1 mhat = g and vhat = g^2,
+// so p' = p (1 - lr wd) - lr g / (|g| + eps).
 TEST_P(AdamWTest, FirstStepInClosedForm) {
   Mat<double> pv(1, 3), gv(1, 3);
   pv.v = {0.5, -0.25, 0.75};
@@ -41,8 +42,10 @@ TEST_P(AdamWTest, SeveralStepsInDouble) {
         args.step = step;
         Array g(ops, DType::F32, normal(rows, cols, uint32_t(10 + step), step == 3 ? 100 : 0.1));
         const Mat<Err> gv = g.before();
-        ops.adamw(p.out(), X == DType::BF16 ? copy.out() : Tensor{}, g.in(), m.out(), v.out(), args);
-        for (size_t i = 0; i < rp.v.size(); i++) ref_adamw(rp.v[i], rm.v[i], rv.v[i], gv.v[i], ref, step);
+        ops.adamw(p.out(), X == DType::BF16 ? copy.out() : Tensor{}, g.in(), m.out(), v.out(),
+                  args);
+        for (size_t i = 0; i < rp.v.size(); i++)
+          ref_adamw(rp.v[i], rm.v[i], rv.v[i], gv.v[i], ref, step);
         expect_close(p.after(), rp, "p");
         expect_close(m.after(), rm, "m");
         expect_close(v.after(), rv, "v");
@@ -51,7 +54,8 @@ TEST_P(AdamWTest, SeveralStepsInDouble) {
     }
 }
 
-// A zero gradient from the start leaves m = v = 0: no 0/0, only decay. A long-trained step count is fine.
+// A zero gradient from the start leaves m = v = 0: no 0/0, only decay. A long-trained step count is
+// fine.
 TEST_P(AdamWTest, ZeroGradientAndLateSteps) {
   for (const int64_t step : {int64_t(1), int64_t(1000), int64_t(10000000)}) {
     Array p(ops, DType::F32, Mat<double>(1, 20, 0.5)), g(ops, DType::F32, Mat<double>(1, 20)),
@@ -64,8 +68,8 @@ TEST_P(AdamWTest, ZeroGradientAndLateSteps) {
 TEST_P(AdamWTest, NaNGradientIsNotHidden) {
   Mat<double> gv = normal(1, 20, 1);
   gv(0, 7) = NAN;
-  Array p(ops, DType::F32, normal(1, 20, 2)), g(ops, DType::F32, gv), m(ops, DType::F32, Mat<double>(1, 20)),
-      v(ops, DType::F32, Mat<double>(1, 20));
+  Array p(ops, DType::F32, normal(1, 20, 2)), g(ops, DType::F32, gv),
+      m(ops, DType::F32, Mat<double>(1, 20)), v(ops, DType::F32, Mat<double>(1, 20));
   ops.adamw(p.out(), {}, g.in(), m.out(), v.out(), {0.1f, 0.9f, 0.999f, 1e-8f, 0.5f, 1, 1.0f});
   for (int64_t i = 0; i < 20; i++) EXPECT_EQ(std::isnan(p.after()(0, i)), i == 7);
 }

@@ -1,7 +1,8 @@
 // Reference: every operation of ops/ops.h once more, as scalar templates and plain loops over
 //   double                  the value that a test expects,
 //   std::complex<double>    the derivative: f'(x) = Im f(x + ih) / h, h = 1e-30, exact to rounding
-//                           (Squire & Trapp 1998); reference_test.cc checks every backward here that way,
+//                           (Squire & Trapp 1998); reference_test.cc checks every backward here
+//                           that way,
 //   Err                     the value and a bound of the error of evaluating it in fp32 or bf16.
 // Nothing here is shared with the implementations, so nothing can be wrong in both.
 #pragma once
@@ -15,7 +16,8 @@ namespace loqal::test {
 constexpr double kRoundF32 = 0x1p-24, kRoundBF16 = 0x1p-9;  // unit roundoff: half an ulp of 1
 
 /// Value and running error bound (Wilkinson; Higham 2002, section 3.3) of an fp32 evaluation: first
-/// order, each operation adds its roundoff, functions a few ulp. Worst case for any summation order.
+/// order, each operation adds its roundoff, functions a few ulp. Worst case for any summation
+/// order.
 struct Err {
   double v = 0, e = 0;
   Err() = default;
@@ -40,8 +42,8 @@ inline Err sqrt(Err a) {
   const double v = std::sqrt(a.v);
   return {v, (v > 0 ? a.e / (2 * v) : 0) + kRoundF32 * v};
 }
-// Inline polynomials and CUDA's fast functions are allowed a few ulp. The argument of exp is reduced
-// in fp32, which costs another half ulp of it.
+// Inline polynomials and CUDA's fast functions are allowed a few ulp. The argument of exp is
+// reduced in fp32, which costs another half ulp of it.
 inline Err exp(Err a) {
   const double v = std::exp(a.v);
   return {v, v * (a.e + (4 + std::abs(a.v)) * kRoundF32)};
@@ -85,8 +87,8 @@ using Ids = std::vector<int32_t>;
 
 /// c = op(a) op(b) + old c + bias + residual; the last three may be empty.
 template <class T>
-Mat<T> ref_matmul(const Mat<T>& a, const Mat<T>& b, bool ta, bool tb, const Mat<T>& old, const Mat<T>& bias,
-                  const Mat<T>& residual, double u) {
+Mat<T> ref_matmul(const Mat<T>& a, const Mat<T>& b, bool ta, bool tb, const Mat<T>& old,
+                  const Mat<T>& bias, const Mat<T>& residual, double u) {
   const int64_t M = ta ? a.cols : a.rows, K = ta ? a.rows : a.cols, N = tb ? b.rows : b.cols;
   Mat<T> c(M, N);
   for (int64_t m = 0; m < M; m++)
@@ -120,7 +122,8 @@ Mat<T> ref_add(Mat<T> sum, const Mat<T>& old, double u) {
 // ---- embedding --------------------------------------------------------------------------------
 
 template <class T>
-Mat<T> ref_embedding(const Ids& tokens, const Mat<T>& wte, const Mat<T>& wpe, int64_t seq, double u) {
+Mat<T> ref_embedding(const Ids& tokens, const Mat<T>& wte, const Mat<T>& wpe, int64_t seq,
+                     double u) {
   Mat<T> x(int64_t(tokens.size()), wte.cols);
   for (int64_t n = 0; n < x.rows; n++)
     for (int64_t c = 0; c < x.cols; c++) {
@@ -158,7 +161,8 @@ RefNorm<T> ref_layernorm(const Mat<T>& x, const Mat<T>& w, const Mat<T>& b, doub
     const T rstd = T(1) / sqrt(var / C + T(eps));
     r.stats(0, n) = mean;
     r.stats(1, n) = rstd;
-    for (int64_t c = 0; c < x.cols; c++) r.y(n, c) = rounded((x(n, c) - mean) * rstd * w(0, c) + b(0, c), u);
+    for (int64_t c = 0; c < x.cols; c++)
+      r.y(n, c) = rounded((x(n, c) - mean) * rstd * w(0, c) + b(0, c), u);
   }
   return r;
 }
@@ -184,8 +188,8 @@ struct RefNormGrad {
 
 /// Both norms: with mean = 0 and no term for it, layernorm's gradient is rmsnorm's.
 template <class T>
-RefNormGrad<T> ref_norm_backward(const Mat<T>& dy, const Mat<T>& x, const Mat<T>& w, const Mat<T>& stats,
-                                 bool centered, double u) {
+RefNormGrad<T> ref_norm_backward(const Mat<T>& dy, const Mat<T>& x, const Mat<T>& w,
+                                 const Mat<T>& stats, bool centered, double u) {
   RefNormGrad<T> g{Mat<T>(x.rows, x.cols), Mat<T>(1, x.cols), Mat<T>(1, x.cols)};
   const T C = T(double(x.cols));
   for (int64_t n = 0; n < x.rows; n++) {
@@ -233,7 +237,8 @@ struct RefAttention {
 };
 
 template <class T>
-T ref_score(const Mat<T>& q, const Mat<T>& k, int64_t nq, int64_t nk, int64_t h, int64_t hk, int64_t HS) {
+T ref_score(const Mat<T>& q, const Mat<T>& k, int64_t nq, int64_t nk, int64_t h, int64_t hk,
+            int64_t HS) {
   T s(0);
   for (int64_t i = 0; i < HS; i++) s += q(nq, h * HS + i) * k(nk, hk * HS + i);
   return s * T(1 / std::sqrt(double(HS)));
@@ -259,7 +264,8 @@ RefAttention<T> ref_attention(const Mat<T>& q, const Mat<T>& k, const Mat<T>& v,
         r.lse(b * s.NH + h, t) = log(sum) + T(max);
         for (int64_t i = 0; i < s.HS; i++) {
           T o(0);  // in bf16 the probabilities may be rounded before they meet v
-          for (int64_t j = 0; j <= t; j++) o += rounded(p[size_t(j)], u) * v(b * s.T + j, hk * s.HS + i);
+          for (int64_t j = 0; j <= t; j++)
+            o += rounded(p[size_t(j)], u) * v(b * s.T + j, hk * s.HS + i);
           r.out(n, h * s.HS + i) = rounded(o / sum, u);
         }
       }
@@ -286,7 +292,8 @@ RefAttentionGrad<T> ref_attention_backward(const Mat<T>& dout, const Mat<T>& out
         for (int64_t i = 0; i < s.HS; i++) D += dout(n, ch + i) * out(n, ch + i);
         for (int64_t j = 0; j <= t; j++) {
           const int64_t m = b * s.T + j;
-          const T p = exp(ref_score(q, k, n, m, h, h / (s.NH / s.NKV), s.HS) - lse(b * s.NH + h, t));
+          const T p =
+              exp(ref_score(q, k, n, m, h, h / (s.NH / s.NKV), s.HS) - lse(b * s.NH + h, t));
           T dp(0);
           for (int64_t i = 0; i < s.HS; i++) dp += dout(n, ch + i) * v(m, ck + i);
           const T ds = rounded(p * (dp - D) * scale, u), px = rounded(p, u);
@@ -345,8 +352,8 @@ struct RefLoss {
 };
 
 template <class T>
-RefLoss<T> ref_linear_cross_entropy(const Mat<T>& x, const Mat<T>& w, const Ids& targets, double scale,
-                                    bool gradients, double u) {
+RefLoss<T> ref_linear_cross_entropy(const Mat<T>& x, const Mat<T>& w, const Ids& targets,
+                                    double scale, bool gradients, double u) {
   using std::exp, std::log;
   const int64_t N = x.rows, C = x.cols, V = w.rows;
   RefLoss<T> r{Mat<T>(1, N), Mat<T>(N, C), Mat<T>(V, C)};

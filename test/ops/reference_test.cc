@@ -1,5 +1,5 @@
-// The reference's own test: every analytic gradient in reference.h against the complex step through the
-// corresponding forward, which needs no tolerance beyond double rounding.
+// The reference's own test: every analytic gradient in reference.h against the complex step through
+// the corresponding forward, which needs no tolerance beyond double rounding.
 #include "test/ops/op_test.h"
 
 namespace loqal::test {
@@ -9,7 +9,8 @@ using Complex = std::complex<double>;
 using CMat = Mat<Complex>;
 
 /// Gradient of sum(weight * forward(x)) by the complex step, one element of x at a time.
-Mat<double> complex_step(const Mat<double>& x, const std::function<Complex(const CMat&)>& objective) {
+Mat<double> complex_step(const Mat<double>& x,
+                         const std::function<Complex(const CMat&)>& objective) {
   constexpr double h = 1e-30;
   Mat<double> g(x.rows, x.cols);
   CMat z(x);
@@ -32,25 +33,32 @@ void expect_same(const Mat<double>& got, const Mat<double>& want, const char* wh
   for (const double x : want.v) norm = std::max(norm, std::abs(x));
   ASSERT_EQ(got.v.size(), want.v.size());
   for (size_t i = 0; i < got.v.size(); i++)
-    ASSERT_NEAR(got.v[i], want.v[i], 1e-13 * norm * double(got.cols + got.rows)) << what << " element " << i;
+    ASSERT_NEAR(got.v[i], want.v[i], 1e-13 * norm * double(got.cols + got.rows))
+        << what << " element " << i;
 }
 
 TEST(Reference, NormGradients) {
   for (const int64_t C : {1, 5, 33}) {
-    const Mat<double> x = normal(3, C, 1), w = normal(1, C, 2), b = normal(1, C, 3), dy = normal(3, C, 4);
+    const Mat<double> x = normal(3, C, 1), w = normal(1, C, 2), b = normal(1, C, 3),
+                      dy = normal(3, C, 4);
     const auto layer = ref_layernorm(x, w, b, 1e-5, 0);
     const auto g = ref_norm_backward(dy, x, w, layer.stats, true, 0);
     const CMat cx(x), cw(w), cb(b);
     const auto ln = [&](const CMat& x_, const CMat& w_, const CMat& b_) {
       return dot(dy, ref_layernorm(x_, w_, b_, 1e-5, 0).y);
     };
-    expect_same(g.dx, complex_step(x, [&](const CMat& z) { return ln(z, cw, cb); }), "layernorm dx");
-    expect_same(g.dw, complex_step(w, [&](const CMat& z) { return ln(cx, z, cb); }), "layernorm dw");
-    expect_same(g.db, complex_step(b, [&](const CMat& z) { return ln(cx, cw, z); }), "layernorm db");
+    expect_same(g.dx, complex_step(x, [&](const CMat& z) { return ln(z, cw, cb); }),
+                "layernorm dx");
+    expect_same(g.dw, complex_step(w, [&](const CMat& z) { return ln(cx, z, cb); }),
+                "layernorm dw");
+    expect_same(g.db, complex_step(b, [&](const CMat& z) { return ln(cx, cw, z); }),
+                "layernorm db");
 
     const auto rms = ref_rmsnorm(x, w, 1e-5, 0);
     const auto gr = ref_norm_backward(dy, x, w, rms.stats, false, 0);
-    const auto rn = [&](const CMat& x_, const CMat& w_) { return dot(dy, ref_rmsnorm(x_, w_, 1e-5, 0).y); };
+    const auto rn = [&](const CMat& x_, const CMat& w_) {
+      return dot(dy, ref_rmsnorm(x_, w_, 1e-5, 0).y);
+    };
     expect_same(gr.dx, complex_step(x, [&](const CMat& z) { return rn(z, cw); }), "rmsnorm dx");
     expect_same(gr.dw, complex_step(w, [&](const CMat& z) { return rn(cx, z); }), "rmsnorm dw");
   }
@@ -78,13 +86,17 @@ TEST(Reference, RopeIsARotationAndItsInverseTheGradient) {
   Mat<double> table(seq, HS);
   for (int64_t t = 0; t < seq; t++)
     for (int64_t i = 0; i < HS / 2; i++)
-      table(t, i) = std::cos(0.3 * double(t + i)), table(t, HS / 2 + i) = std::sin(0.3 * double(t + i));
+      table(t, i) = std::cos(0.3 * double(t + i)),
+               table(t, HS / 2 + i) = std::sin(0.3 * double(t + i));
   const Mat<double> x = normal(8, 12, 1), dy = normal(8, 12, 2);
-  expect_same(ref_rope(ref_rope(x, table, seq, HS, false, 0), table, seq, HS, true, 0), x, "round trip");
+  expect_same(ref_rope(ref_rope(x, table, seq, HS, false, 0), table, seq, HS, true, 0), x,
+              "round trip");
   const CMat ctable(table);
-  expect_same(ref_rope(dy, table, seq, HS, true, 0),
-              complex_step(x, [&](const CMat& z) { return dot(dy, ref_rope(z, ctable, seq, HS, false, 0)); }),
-              "rope dx");
+  expect_same(
+      ref_rope(dy, table, seq, HS, true, 0),
+      complex_step(x,
+                   [&](const CMat& z) { return dot(dy, ref_rope(z, ctable, seq, HS, false, 0)); }),
+      "rope dx");
 }
 
 TEST(Reference, ActivationDerivatives) {
@@ -103,7 +115,8 @@ TEST(Reference, LossGradients) {
   const CMat cx(x), cw(w);
   const auto loss = [&](const CMat& x_, const CMat& w_) {
     Complex sum = 0;
-    for (const Complex& nll : ref_linear_cross_entropy(x_, w_, targets, scale, false, 0).nll.v) sum += nll;
+    for (const Complex& nll : ref_linear_cross_entropy(x_, w_, targets, scale, false, 0).nll.v)
+      sum += nll;
     return scale * sum;
   };
   expect_same(r.dx, complex_step(x, [&](const CMat& z) { return loss(z, cw); }), "dx");
@@ -114,13 +127,18 @@ TEST(Reference, EmbeddingGradients) {
   const Ids tokens = {2, 0, 2, 4, 4, 2};
   const Mat<double> wte = normal(5, 3, 1), wpe = normal(4, 3, 2), dx = normal(6, 3, 3);
   const CMat cwte(wte), cwpe(wpe);
-  const std::vector<int64_t> token_rows(tokens.begin(), tokens.end()), positions = {0, 1, 2, 0, 1, 2};
-  expect_same(ref_embedding_backward(dx, token_rows, 5),
-              complex_step(wte, [&](const CMat& z) { return dot(dx, ref_embedding(tokens, z, cwpe, 3, 0)); }),
-              "dwte");
-  expect_same(ref_embedding_backward(dx, positions, 4),
-              complex_step(wpe, [&](const CMat& z) { return dot(dx, ref_embedding(tokens, cwte, z, 3, 0)); }),
-              "dwpe");
+  const std::vector<int64_t> token_rows(tokens.begin(), tokens.end()),
+      positions = {0, 1, 2, 0, 1, 2};
+  expect_same(
+      ref_embedding_backward(dx, token_rows, 5),
+      complex_step(wte,
+                   [&](const CMat& z) { return dot(dx, ref_embedding(tokens, z, cwpe, 3, 0)); }),
+      "dwte");
+  expect_same(
+      ref_embedding_backward(dx, positions, 4),
+      complex_step(wpe,
+                   [&](const CMat& z) { return dot(dx, ref_embedding(tokens, cwte, z, 3, 0)); }),
+      "dwpe");
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ TEST(Build, NaNIsNotFinite) {
 }
 
 TEST_P(TensorTest, AllocIsZeroedAlignedAndCounted) {
-  const int64_t before = ops.memory_table().count("tensor_test") ? ops.memory_table().at("tensor_test") : 0;
+  const int64_t before =
+      ops.memory_table().count("tensor_test") ? ops.memory_table().at("tensor_test") : 0;
   EXPECT_EQ(before, 0);
   {
     Buffer a = ops.alloc(4 * 1001, "tensor_test"), b = ops.alloc(1, "tensor_test");
@@ -76,7 +77,8 @@ TEST_P(TensorTest, Description) {
 }
 
 TEST_P(TensorTest, FillAndCopy) {
-  for (const auto& [N, C, pad] : {std::array<int64_t, 3>{1, 1, 0}, {3, 5, 2}, {65, 33, 7}, {1, 40001, 0}}) {
+  for (const auto& [N, C, pad] :
+       {std::array<int64_t, 3>{1, 1, 0}, {3, 5, 2}, {65, 33, 7}, {1, 40001, 0}}) {
     SCOPED_TRACE(cat(N, "x", C, " pad ", pad));
     Array y(ops, X, N, C, pad);
     ops.fill(y.out(), 1.1f);
@@ -89,7 +91,8 @@ TEST_P(TensorTest, FillAndCopy) {
   }
 }
 
-// Ties to even, subnormals, overflow to infinity, signed zero, NaN: the converted bits are to_bf16's.
+// Ties to even, subnormals, overflow to infinity, signed zero, NaN: the converted bits are
+// to_bf16's.
 TEST_P(TensorTest, ConversionOfSpecialValues) {
   const std::vector<float> host = {0.0f,
                                    -0.0f,
@@ -105,7 +108,8 @@ TEST_P(TensorTest, ConversionOfSpecialValues) {
                                    65504.0f,
                                    1.0f};
   const int64_t n = int64_t(host.size());
-  Buffer from = ops.alloc(4 * n, "test"), to = ops.alloc(2 * n, "test"), back = ops.alloc(4 * n, "test");
+  Buffer from = ops.alloc(4 * n, "test"), to = ops.alloc(2 * n, "test"),
+         back = ops.alloc(4 * n, "test");
   ops.upload({from.as<float>(), 1, n}, host.data());
   ops.copy({to.as<bf16>(), 1, n}, {from.as<float>(), 1, n});
   ops.copy({back.as<float>(), 1, n}, {to.as<bf16>(), 1, n});
@@ -163,7 +167,8 @@ void expect_refused(const std::function<void()>& call, const std::vector<std::st
 }
 
 TEST_P(TensorTest, ShapesThatDoNotFitAreRefused) {
-  Array a(ops, X, normal(4, 6, 1)), b(ops, X, normal(5, 3, 2)), c(ops, X, 4, 3), row3(ops, DType::F32, 1, 3);
+  Array a(ops, X, normal(4, 6, 1)), b(ops, X, normal(5, 3, 2)), c(ops, X, 4, 3),
+      row3(ops, DType::F32, 1, 3);
   Array stats(ops, DType::F32, 2, 4), w6(ops, DType::F32, normal(1, 6, 3)), ids(ops, Ids(4, 0));
   const std::string x = name_of(X);
   expect_refused([&] { ops.matmul(c.in(), a.in(), b.in()); },
@@ -175,14 +180,17 @@ TEST_P(TensorTest, ShapesThatDoNotFitAreRefused) {
       {"matmul", x + "[4,3]"});
   expect_refused([&] { ops.bias_backward(row3.in(), a.in(), false); },
                  {"bias_backward", "F32[1,3]", x + "[4,6]"});
-  expect_refused([&] { ops.layernorm_forward(a.in(), stats.in(), a.in(), row3.in(), w6.in(), 1e-5f); },
-                 {"layernorm_forward", "F32[2,4]", x + "[4,6]", "F32[1,3]", "F32[1,6]"});
+  expect_refused(
+      [&] { ops.layernorm_forward(a.in(), stats.in(), a.in(), row3.in(), w6.in(), 1e-5f); },
+      {"layernorm_forward", "F32[2,4]", x + "[4,6]", "F32[1,3]", "F32[1,6]"});
   expect_refused([&] { ops.rmsnorm_forward(a.in(), stats.in(), a.in(), w6.in(), 1e-5f); },
                  {"rmsnorm_forward", "F32[2,4]"});
-  expect_refused([&] { ops.gelu_forward(c.in(), a.in()); }, {"gelu_forward", x + "[4,3]", x + "[4,6]"});
-  expect_refused([&] { ops.swiglu_forward(a.in(), a.in(), c.in()); }, {"swiglu_forward", x + "[4,3]"});
+  expect_refused([&] { ops.gelu_forward(c.in(), a.in()); },
+                 {"gelu_forward", x + "[4,3]", x + "[4,6]"});
+  expect_refused([&] { ops.swiglu_forward(a.in(), a.in(), c.in()); },
+                 {"swiglu_forward", x + "[4,3]"});
   expect_refused([&] { ops.rope(a.in(), w6.in(), 4, 6, false); },
-                 {"rope", "F32[1,6]"});                                         // 4 positions needed
+                 {"rope", "F32[1,6]"});  // 4 positions needed
   expect_refused([&] { ops.rope(c.in(), row3.in(), 1, 3, false); }, {"rope"});  // odd head
   expect_refused([&] { ops.embedding_forward(a.in(), ids.in(), b.in(), {}, 2); },
                  {"embedding_forward", "I32[1,4]", x + "[5,3]"});
@@ -204,7 +212,9 @@ TEST_P(TensorTest, ShapesThatDoNotFitAreRefused) {
       },
       {"adamw"});
   expect_refused(
-      [&] { ops.linear_cross_entropy(row3.in(), {}, {}, a.in(), a.in(), ids.in(), stats.in(), 1, false); },
+      [&] {
+        ops.linear_cross_entropy(row3.in(), {}, {}, a.in(), a.in(), ids.in(), stats.in(), 1, false);
+      },
       {"linear_cross_entropy", "F32[1,3]", "I32[1,4]"});
 }
 
@@ -212,7 +222,8 @@ TEST_P(TensorTest, MixedTypesAreRefused) {
   const DType other = X == DType::F32 ? DType::BF16 : DType::F32;
   Array a(ops, X, normal(4, 4, 1)), b(ops, other, normal(4, 4, 2)), c(ops, DType::BF16, 4, 4);
   expect_refused([&] { ops.matmul(c.in(), a.in(), b.in()); }, {"matmul", "BF16[4,4]", "F32[4,4]"});
-  expect_refused([&] { ops.gelu_forward(a.in(), b.in()); }, {"gelu_forward", "BF16[4,4]", "F32[4,4]"});
+  expect_refused([&] { ops.gelu_forward(a.in(), b.in()); },
+                 {"gelu_forward", "BF16[4,4]", "F32[4,4]"});
   expect_refused([&] { ops.sum_squares(c.in()); }, {"sum_squares", "BF16[4,4]"});
 }
 

@@ -1,5 +1,5 @@
-// Results are the same bytes for any number of threads, and twice: every operation, at sizes that are
-// split, on the CPU with 1, 2 and 3 threads. reports.md N4, N7.
+// Results are the same bytes for any number of threads, and twice: every operation, at sizes that
+// are split, on the CPU with 1, 2 and 3 threads. reports.md N4, N7.
 #include "test/ops/op_test.h"
 
 namespace loqal::test {
@@ -12,7 +12,8 @@ struct Split {
   std::function<Images(Ops&, DType)> run;
 };
 
-/// Inputs that the test's own arithmetic has no part in: random statistics serve as well as true ones.
+/// Inputs that the test's own arithmetic has no part in: random statistics serve as well as true
+/// ones.
 Images matmul_images(Ops& ops, DType X) {
   Images images;
   for (int flags = 0; flags < 8; flags++) {
@@ -29,13 +30,15 @@ Images matmul_images(Ops& ops, DType X) {
 
 Images norm_images(Ops& ops, DType X) {
   const int64_t N = 515, C = 200;
-  Array x(ops, X, normal(N, C, 1)), w(ops, DType::F32, normal(1, C, 2)), b(ops, DType::F32, normal(1, C, 3));
-  Array dy(ops, X, normal(N, C, 4)), y(ops, X, N, C), y2(ops, X, N, C), stats(ops, DType::F32, 2, N),
-      stats2(ops, DType::F32, 1, N), db2(ops, DType::F32, 1, C);
+  Array x(ops, X, normal(N, C, 1)), w(ops, DType::F32, normal(1, C, 2)),
+      b(ops, DType::F32, normal(1, C, 3));
+  Array dy(ops, X, normal(N, C, 4)), y(ops, X, N, C), y2(ops, X, N, C),
+      stats(ops, DType::F32, 2, N), stats2(ops, DType::F32, 1, N), db2(ops, DType::F32, 1, C);
   Array dx(ops, X, N, C), dw(ops, DType::F32, 1, C), db(ops, DType::F32, 1, C), dx2(ops, X, N, C),
       dw2(ops, DType::F32, 1, C);
   ops.layernorm_forward(y.out(), stats.out(), x.in(), w.in(), b.in(), 1e-5f);
-  ops.layernorm_backward(dx.out(), dw.out(), db.out(), dy.in(), x.in(), w.in(), stats.in(), false, false);
+  ops.layernorm_backward(dx.out(), dw.out(), db.out(), dy.in(), x.in(), w.in(), stats.in(), false,
+                         false);
   ops.rmsnorm_forward(y2.out(), stats2.out(), x.in(), w.in(), 1e-5f);
   ops.rmsnorm_backward(dx2.out(), dw2.out(), dy.in(), x.in(), w.in(), stats2.in(), false, false);
   ops.bias_backward(db2.out(), dy.in(), false);
@@ -48,21 +51,21 @@ Images attention_images(Ops& ops, DType X) {
   const int64_t N = s.B * s.T, Q = s.NH * s.HS, K = s.NKV * s.HS;
   Array q(ops, X, normal(N, Q, 1)), k(ops, X, normal(N, K, 2)), v(ops, X, normal(N, K, 3)),
       dout(ops, X, normal(N, Q, 4));
-  Array out(ops, X, N, Q), lse(ops, DType::F32, s.B * s.NH, s.T), dq(ops, X, N, Q), dk(ops, X, N, K),
-      dv(ops, X, N, K);
+  Array out(ops, X, N, Q), lse(ops, DType::F32, s.B * s.NH, s.T), dq(ops, X, N, Q),
+      dk(ops, X, N, K), dv(ops, X, N, K);
   Array table(ops, DType::F32, normal(s.T, s.HS, 5));
   ops.rope(q.out(), table.in(), s.T, s.HS, false);
   ops.attention_forward(out.out(), lse.out(), q.in(), k.in(), v.in(), s);
-  ops.attention_backward(dq.out(), dk.out(), dv.out(), dout.in(), out.in(), lse.in(), q.in(), k.in(), v.in(),
-                         s);
+  ops.attention_backward(dq.out(), dk.out(), dv.out(), dout.in(), out.in(), lse.in(), q.in(),
+                         k.in(), v.in(), s);
   return {q.bytes(), out.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes()};
 }
 
 Images activation_images(Ops& ops, DType X) {
   const int64_t N = 131, C = 1000;
   Array x(ops, X, normal(N, C, 1)), up(ops, X, normal(N, C, 2)), dy(ops, X, normal(N, C, 3));
-  Array y(ops, X, N, C), dx(ops, X, N, C), again(ops, X, N, C), z(ops, X, N, C), dgate(ops, X, N, C),
-      dup(ops, X, N, C);
+  Array y(ops, X, N, C), dx(ops, X, N, C), again(ops, X, N, C), z(ops, X, N, C),
+      dgate(ops, X, N, C), dup(ops, X, N, C);
   ops.gelu_forward(y.out(), x.in());
   ops.gelu_backward(dx.out(), again.out(), dy.in(), x.in());
   ops.swiglu_forward(z.out(), x.in(), up.in());
@@ -72,7 +75,8 @@ Images activation_images(Ops& ops, DType X) {
 
 Images embedding_images(Ops& ops, DType X) {
   const int64_t B = 3, T = 300, C = 100, V = 61;
-  Array tokens(ops, random_ids(B * T, V, 1)), wte(ops, X, normal(V, C, 2)), wpe(ops, X, normal(T, C, 3));
+  Array tokens(ops, random_ids(B * T, V, 1)), wte(ops, X, normal(V, C, 2)),
+      wpe(ops, X, normal(T, C, 3));
   Array x(ops, X, B * T, C), dx(ops, X, normal(B * T, C, 4)), dwte(ops, DType::F32, V, C),
       dwpe(ops, DType::F32, T, C);
   ops.embedding_forward(x.out(), tokens.in(), wte.in(), wpe.in(), T);
@@ -82,11 +86,12 @@ Images embedding_images(Ops& ops, DType X) {
 
 Images loss_images(Ops& ops, DType X) {
   const int64_t N = 201, C = 48, V = 1000;
-  Array x(ops, X, normal(N, C, 1)), w(ops, X, normal(V, C, 2)), targets(ops, random_ids(N, V, 3, true));
+  Array x(ops, X, normal(N, C, 1)), w(ops, X, normal(V, C, 2)),
+      targets(ops, random_ids(N, V, 3, true));
   Array scratch(ops, DType::F32, 96, V), nll(ops, DType::F32, 1, N), dx(ops, X, N, C),
       dw(ops, DType::F32, V, C);
-  ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(), scratch.out(), 0.1f,
-                           false);
+  ops.linear_cross_entropy(nll.out(), dx.out(), dw.out(), x.in(), w.in(), targets.in(),
+                           scratch.out(), 0.1f, false);
   return {nll.bytes(), dx.bytes(), dw.bytes()};
 }
 
@@ -95,11 +100,13 @@ Images optimizer_images(Ops& ops, DType) {
   Array p(ops, DType::F32, normal(1, n, 1)), g(ops, DType::F32, normal(1, n, 2)),
       m(ops, DType::F32, normal(1, n, 3)), v(ops, DType::F32, Mat<double>(1, n, 0.5)),
       copy(ops, DType::BF16, 1, n), y(ops, DType::BF16, 1, n), z(ops, DType::F32, 1, n);
-  ops.adamw(p.out(), copy.out(), g.in(), m.out(), v.out(), {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 0.7f});
+  ops.adamw(p.out(), copy.out(), g.in(), m.out(), v.out(),
+            {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 0.7f});
   ops.copy(y.out(), g.in());
   ops.fill(z.out(), 3.25f);
   const double sum = ops.sum_squares(p.in());
-  std::vector<char> sum_bytes(reinterpret_cast<const char*>(&sum), reinterpret_cast<const char*>(&sum) + 8);
+  std::vector<char> sum_bytes(reinterpret_cast<const char*>(&sum),
+                              reinterpret_cast<const char*>(&sum) + 8);
   return {p.bytes(), m.bytes(), v.bytes(), copy.bytes(), y.bytes(), z.bytes(), sum_bytes};
 }
 
@@ -110,7 +117,8 @@ const Split kSplits[] = {{"matmul", matmul_images},       {"norm", norm_images},
 
 void expect_same_bytes(const Images& a, const Images& b, const char* what) {
   ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); i++) EXPECT_TRUE(a[i] == b[i]) << what << ": output " << i << " differs";
+  for (size_t i = 0; i < a.size(); i++)
+    EXPECT_TRUE(a[i] == b[i]) << what << ": output " << i << " differs";
 }
 
 TEST(ThreadsTest, SameBytesForAnyNumberOfThreads) {
@@ -127,10 +135,12 @@ TEST(ThreadsTest, SameBytesForAnyNumberOfThreads) {
 LOQAL_OP_TESTS(RepeatTest);
 
 TEST_P(RepeatTest, TheSameCallGivesTheSameBytes) {
-  for (const Split& split : kSplits) expect_same_bytes(split.run(ops, X), split.run(ops, X), split.name);
+  for (const Split& split : kSplits)
+    expect_same_bytes(split.run(ops, X), split.run(ops, X), split.name);
 }
 
-/// Leaves NaN in every workspace that an operation may keep, in more of it than the tests above use.
+/// Leaves NaN in every workspace that an operation may keep, in more of it than the tests above
+/// use.
 void poison(Ops& ops, DType X) {
   const auto nan = [](int64_t rows, int64_t cols) { return Mat<double>(rows, cols, NAN); };
   const AttentionShape s{2, 257, 4, 2, 64};
@@ -143,10 +153,12 @@ void poison(Ops& ops, DType X) {
       stats(ops, DType::F32, nan(2, N));
   ops.attention_forward(q.out(), lse.out(), q.in(), k.in(), v.in(), s);
   Array dq(ops, X, N, Q), dk(ops, X, N, K), dv(ops, X, N, K), db(ops, DType::F32, 1, Q);
-  ops.attention_backward(dq.out(), dk.out(), dv.out(), q.in(), q.in(), lse.in(), q.in(), k.in(), v.in(), s);
+  ops.attention_backward(dq.out(), dk.out(), dv.out(), q.in(), q.in(), lse.in(), q.in(), k.in(),
+                         v.in(), s);
   ops.rope(q.out(), table.in(), s.T, s.HS, false);
   ops.matmul(product.out(), q.in(), wide.in(), {false, false, false, bias.in(), {}});
-  ops.layernorm_backward(dq.out(), dw.out(), db.out(), q.in(), q.in(), w.in(), stats.in(), false, false);
+  ops.layernorm_backward(dq.out(), dw.out(), db.out(), q.in(), q.in(), w.in(), stats.in(), false,
+                         false);
   EXPECT_TRUE(std::isnan(ops.sum_squares(w.in())));
 }
 

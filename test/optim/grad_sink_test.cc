@@ -59,20 +59,24 @@ class Training {
  public:
   Training(const ModelConfig& config, const std::string& shard, int64_t B, int64_t A,
            const Setup& setup = {})
-      : ops(make_cpu_ops(2)), model(*ops, config, {.B = B}),
+      : ops(make_cpu_ops(2)),
+        model(*ops, config, {.B = B}),
         optimizer(*ops,
                   {&model.table(), [this](int i) { return model.parameter(i); },
                    [this](int i) { return model.compute_copy(i); }},
                   {.eps = setup.eps, .weight_decay = setup.weight_decay}),
-        corpus({shard}, "training", int(config.V)), loader(corpus, int(B), kT, kSeed) {
+        corpus({shard}, "training", int(config.V)),
+        loader(corpus, int(B), kT, kSeed) {
     if (setup.per_layer) sink = std::make_unique<PerLayerSink>(*ops, model.table(), optimizer);
     else sink = std::make_unique<FullGradSink>(*ops, model.table(), optimizer, setup.clip);
     model.init_random(7);
-    trainer = std::make_unique<LocalTrainer>(
-        model, optimizer, *sink, loader, Schedule{.kind = Schedule::Kind::constant, .lr = 1e-2}, B, kT,
-        A);
+    trainer = std::make_unique<LocalTrainer>(model, optimizer, *sink, loader,
+                                             Schedule{.kind = Schedule::Kind::constant, .lr = 1e-2},
+                                             B, kT, A);
   }
-  StepResult step() { return *trainer->step([] { return false; }); }
+  StepResult step() {
+    return *trainer->step([] { return false; });
+  }
 
   std::vector<float> host(const Tensor& t) const {
     std::vector<float> out(size_t(t.numel()));
@@ -144,7 +148,8 @@ TEST_P(GradSinks, AccumulationEqualsTheBigBatch) {
       EXPECT_NEAR(found.grad_norm, expected.grad_norm, 1e-5 * expected.grad_norm);
     }
     whole.for_each([&](int i) {
-      EXPECT_LE(relative_error(parts.host(parts.model.parameter(i)), whole.host(whole.model.parameter(i))),
+      EXPECT_LE(relative_error(parts.host(parts.model.parameter(i)),
+                               whole.host(whole.model.parameter(i))),
                 1e-5)
           << whole.model.table()[i].name << " B=" << B;
     });
@@ -157,7 +162,8 @@ TEST_P(GradSinks, ClippingScalesTheGlobalNorm) {
   const double norm = free.step().grad_norm;
   EXPECT_NEAR(free.norm("adam_m"), 0.1 * norm, 1e-5 * 0.1 * norm);
   Training clipped(config_, shard_, 8, 1, {.clip = 0.25 * norm});
-  EXPECT_NEAR(clipped.step().grad_norm, norm, 1e-9 * norm) << "the log has the norm before clipping";
+  EXPECT_NEAR(clipped.step().grad_norm, norm, 1e-9 * norm)
+      << "the log has the norm before clipping";
   EXPECT_NEAR(clipped.norm("adam_m"), 0.1 * 0.25 * norm, 1e-5 * 0.1 * 0.25 * norm);
   Training loose(config_, shard_, 8, 1, {.clip = 1.01 * norm});
   loose.step();
@@ -200,7 +206,8 @@ TEST_P(GradSinks, OnlyMatricesDecay) {
 }
 
 TEST_P(GradSinks, ANonFiniteGradientIsNamedAndNothingMoves) {
-  for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
     for (const char* part : {"mlp", "norm", "ln_f", "wte", "embed_tokens"}) {
       Training t(config_, shard_, 8, 1, {.clip = 1});
       t.step();
@@ -225,7 +232,8 @@ TEST_P(GradSinks, ANonFiniteGradientIsNamedAndNothingMoves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GradSinks,
-                         ::testing::Values(std::pair(Arch::llama, false), std::pair(Arch::llama, true),
+                         ::testing::Values(std::pair(Arch::llama, false),
+                                           std::pair(Arch::llama, true),
                                            std::pair(Arch::gpt2, true)),
                          [](const auto& info) {
                            return std::string(info.param.first == Arch::gpt2 ? "gpt2" : "llama") +

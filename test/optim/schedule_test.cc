@@ -15,7 +15,9 @@ namespace {
 using Kind = Schedule::Kind;
 
 // Warm-up over steps 0..9, decay over 10..110: a hundred steps from 1 to 0.1.
-Schedule hundred(Kind kind) { return {.kind = kind, .lr = 1, .min_lr = 0.1, .warmup = 10, .steps = 111}; }
+Schedule hundred(Kind kind) {
+  return {.kind = kind, .lr = 1, .min_lr = 0.1, .warmup = 10, .steps = 111};
+}
 
 constexpr double kTiny = 1e-12;  // a handful of double roundings of numbers around 1
 
@@ -79,8 +81,8 @@ TEST(Schedule, WarmUpAsLongAsTheRunOrLonger) {
     EXPECT_NEAR((Schedule{.kind = kind, .lr = 2, .min_lr = 1, .warmup = 16, .steps = 8}.at(7)), 1.0,
                 kTiny);
     // One step is left after warm-up: it is the last one and must be a number.
-    EXPECT_TRUE(std::isfinite(
-        Schedule{.kind = kind, .lr = 2, .min_lr = 1, .warmup = 7, .steps = 8}.at(7)));
+    EXPECT_TRUE(
+        std::isfinite(Schedule{.kind = kind, .lr = 2, .min_lr = 1, .warmup = 7, .steps = 8}.at(7)));
   }
 }
 
@@ -92,11 +94,11 @@ TEST(Schedule, StaysBetweenMinimumAndPeakAndNeverRisesAfterWarmUp) {
       for (int64_t step = 10; step < steps; step++) {
         EXPECT_GE(s.at(step), 0.1 - kTiny);
         EXPECT_LE(s.at(step), 1 + kTiny);
-        EXPECT_LE(s.at(step), s.at(std::max<int64_t>(step - 1, 10)) + kTiny) << steps << " " << step;
+        EXPECT_LE(s.at(step), s.at(std::max<int64_t>(step - 1, 10)) + kTiny)
+            << steps << " " << step;
       }
     }
 }
-
 
 // A resume asks for step k without having asked for those before it.
 TEST(Schedule, PureFunctionOfTheStep) {

@@ -1,0 +1,59 @@
+// Small models for tests of checkpoints and sampling.
+#pragma once
+#include <cstring>
+#include <memory>
+
+#include "model/model.h"
+#include "optim/optimizer.h"
+
+namespace loqal {
+
+inline ModelConfig small_config(Arch arch, bool tied) {
+  ModelConfig c;
+  c.arch = arch, c.L = 2, c.C = 24, c.NH = 3, c.NKV = arch == Arch::gpt2 ? 3 : 1, c.HS = 8,
+  c.F = 40;
+  c.V = 37, c.T = 16, c.tied = tied;  // V = 37: 91 rows of padding
+  return c;
+}
+
+struct SmallModel {
+  explicit SmallModel(const ModelConfig& config, uint64_t seed = 1, int64_t B = 2,
+                      bool training = true)
+      : ops(make_cpu_ops(2)),
+        model(*ops, config, {.B = B, .training = training}),
+        optimizer(*ops,
+                  {&model.table(), [this](int i) { return model.parameter(i); },
+                   [this](int i) { return model.compute_copy(i); }},
+                  {}) {
+    model.init_random(seed);
+  }
+
+  std::vector<float> host(const Tensor& t) const {
+    std::vector<float> out(size_t(t.numel()));
+    ops->download(out.data(), t);
+    return out;
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    for (int i = 0; i < model.table().size(); i++)
+      if (model.table()[i].segment == Segment::trainable) f(i);
+  }
+  /// Parameters and moments, padding included.
+  std::vector<float> all() const {
+    std::vector<float> out;
+    for_each([&](int i) {
+      for (const Tensor& t :
+           {model.parameter(i), optimizer.state("adam_m", i), optimizer.state("adam_v", i)}) {
+        const std::vector<float> values = host(t);
+        out.insert(out.end(), values.begin(), values.end());
+      }
+    });
+    return out;
+  }
+
+  std::unique_ptr<Ops> ops;
+  Model model;
+  AdamW optimizer;
+};
+
+}  // namespace loqal
