@@ -89,6 +89,7 @@ int line_of(const std::string& text, const std::string& key, int occurrence) {
 }
 
 void read_config(const std::string& path, OptionTable& table, Options& options) {
+  if (glob_files(path).empty()) fail_usage(cat("--config ", path, ": there is no such file"));
   const std::string text = read_file(path, 1 << 20);
   std::istringstream in(text);
   std::vector<CLI::ConfigItem> items;
@@ -205,7 +206,9 @@ void take_saved_options(Options& options, const Json& saved, const std::string& 
     const std::string name = "--" + key;
     if (!table.contains(name) || table.scope(name) == Scope::call) continue;
     if (table.value(name) == value) continue;
-    if (!options.is_given(name)) table.set(name, words_of(value), where + ": ");
+    // "auto" asks for what the run has.
+    const bool automatic = name == "--precision" && table.value(name) == "auto";
+    if (automatic || !options.is_given(name)) table.set(name, words_of(value), where + ": ");
     else if (table.scope(name) == Scope::trajectory)
       differences += cat("\n    ", name, " was ", dump_json(value), ", now ", dump_json(table.value(name)));
   }

@@ -94,15 +94,18 @@ ModelConfig resolve_model(Options& o, int data_vocab) {
 }
 
 void resolve_batch(Options& o, const ModelConfig& c) {
+  constexpr int64_t most = int64_t(1) << 30;  // all token ids of a step are in memory at once
   const int64_t per_pass = o.batch_size * c.T;
-  if (o.total_batch < 0) return;
-  if (o.total_batch % per_pass) {
+  if (o.total_batch > 0 && o.total_batch % per_pass) {
     const int64_t below = o.total_batch / per_pass * per_pass;
     fail_usage(cat("--total-batch ", o.total_batch, " is no multiple of the ", per_pass,
                    " tokens of one pass (--batch-size ", o.batch_size, " x --seq-len ", c.T, ")"),
                cat("nearest: ", below ? cat(below, " or ") : "", below + per_pass));
   }
-  o.grad_accum = o.total_batch / per_pass;
+  if (o.total_batch > 0) o.grad_accum = o.total_batch / per_pass;
+  if (per_pass > most || o.grad_accum > most / per_pass)
+    fail_usage(cat("--batch-size ", o.batch_size, " x --seq-len ", c.T, " x --grad-accum ", o.grad_accum,
+                   ": a step has at most ", most, " tokens"));
   if (o.per_layer_updates && o.grad_accum > 1)
     fail_usage(cat("--total-batch ", o.total_batch, " needs ", o.grad_accum,
                    " passes, which contradicts --per-layer-updates"));
@@ -225,7 +228,8 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
 
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& checkpoint) {
   std::string path = o.tokenizer;
-  if (path.empty() && !checkpoint.empty()) path = find_tokenizer(checkpoint);
+  const bool moved = !o.is_given("--tokenizer") && !fs::exists(path);
+  if ((path.empty() || moved) && !checkpoint.empty()) path = find_tokenizer(checkpoint);
   return path.empty() ? nullptr : load_tokenizer(path);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -39,6 +40,12 @@ std::string fingerprint(const Corpus& corpus) {
 Schedule schedule_of(const Options& o) {
   return {.kind = schedule_kind(o.lr_schedule), .lr = o.lr, .min_lr = o.min_lr, .warmup = o.warmup,
           .steps = o.steps};
+}
+
+bool lies_in(const std::string& checkpoint, const std::string& out) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  return fs::equivalent(fs::absolute(checkpoint).lexically_normal().parent_path(), out, ignored);
 }
 
 // The id that stands before a text in this data: bos if the corpus begins with it, else the eos of the
@@ -101,7 +108,11 @@ void TrainingRun::prepare() {
   complete_options(o_);
   tokenizer_ = open_tokenizer(o_, checkpoint_);
   const int vocab = data_vocabulary(o_.train_data, tokenizer_.get());
-  config_ = resolve_model(o_, vocab);
+  Options sizes = o_;
+  if (!checkpoint_.empty()) sizes.init = checkpoint_;  // what --init named once may be gone
+  config_ = resolve_model(sizes, vocab);
+  sizes.init = o_.init;
+  o_ = sizes;
   resolve_batch(o_, config_);
   const std::optional<TokenizerInfo> info = info_of(tokenizer_.get());
   const auto open = [&](const std::vector<std::string>& patterns, const char* role) {
@@ -116,7 +127,8 @@ void TrainingRun::prepare() {
   } else {
     o_.eval_every = 0;
   }
-  if (o_.resume.empty() && JsonlLog::exists(o_.out + "/log.jsonl"))
+  const bool own_log = checkpoint_.empty() ? !o_.resume.empty() : lies_in(checkpoint_, o_.out);
+  if (!own_log && JsonlLog::exists(o_.out + "/log.jsonl"))
     fail(cat(o_.out, "/log.jsonl: this directory already holds a run"),
          cat("continue it with --resume ", o_.out, ", or choose another --out"));
   ops_ = make_device(o_, false);

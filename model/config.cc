@@ -75,6 +75,10 @@ void validate(const ModelConfig& c) {
   at_least("--ffn", c.F, 1);
   at_least("--vocab", c.V, 2);
   at_least("--seq-len", c.T, 1);
+  const double weights = double(c.L) * double(c.C) * (4.0 * double(c.NH) * double(c.HS) + 3.0 * double(c.F)) +
+                         double(c.C) * double(c.V);
+  if (weights > 1e13)
+    fail_usage(cat("this model has ", weights, " weights; sizes are computed for up to 1e13"));
   if (c.NH % c.NKV) fail_usage(cat("--kv-heads ", c.NKV, ": must divide --heads ", c.NH));
   if (c.arch == Arch::gpt2 && c.NKV != c.NH)
     fail_usage(

@@ -83,7 +83,7 @@ std::string llmc_shard(const std::vector<Id>& ids,
   for (const auto& [word, value] : words) header[word] = value;
   std::string out(1024 + ids.size() * sizeof(Id), '\0');
   std::memcpy(out.data(), header, 1024);
-  std::memcpy(out.data() + 1024, ids.data(), ids.size() * sizeof(Id));
+  if (!ids.empty()) std::memcpy(out.data() + 1024, ids.data(), ids.size() * sizeof(Id));
   return out;
 }
 
