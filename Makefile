@@ -21,7 +21,8 @@ ifeq ($(MODE),release)
   CXXFLAGS += -O3 -g1
 else ifeq ($(MODE),asan)
   CXXFLAGS += -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-  OPS_FLAGS := -O1  # the rest compiles in half the time without, and waits for the ops
+  # The rest compiles in half the time without, and waits for the ops.
+  OPS_FLAGS := -O1
 else ifeq ($(MODE),tsan)
   CXXFLAGS += -O1 -g1 -fsanitize=thread
   WITH_DNNL := 0
@@ -37,8 +38,12 @@ HASH := \#
 probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
 ifneq ($(filter-out help clean quickstart test sanitize bench format,$(or $(MAKECMDGOALS),all)),)
-  WITH_DNNL          ?= $(call probe,dnnl.hpp,-ldnnl -fopenmp)
-  WITH_SENTENCEPIECE ?= $(call probe,sentencepiece_trainer.h,-lsentencepiece -lsentencepiece_train)
+  ifndef WITH_DNNL
+    WITH_DNNL := $(call probe,dnnl.hpp,-ldnnl -fopenmp)
+  endif
+  ifndef WITH_SENTENCEPIECE
+    WITH_SENTENCEPIECE := $(call probe,sentencepiece_trainer.h,-lsentencepiece -lsentencepiece_train)
+  endif
 endif
 CXXFLAGS += -DLOQAL_DNNL=$(WITH_DNNL) -DLOQAL_SENTENCEPIECE=$(WITH_SENTENCEPIECE)
 ifeq ($(WITH_DNNL),1)
@@ -62,7 +67,7 @@ DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/to
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
-.PHONY: all test-programs test quickstart bench lint format sanitize clean help summary
+.PHONY: FORCE all test-programs test quickstart bench lint format sanitize clean help summary
 .DELETE_ON_ERROR:
 
 all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
@@ -79,13 +84,19 @@ $(BUILD)/run_tests: $(TEST_OBJ) $(LIB_OBJ)
 $(BUILD)/step_bench: $(BUILD)/test/bench/step_bench.o $(LIB_OBJ)
 	$(CXX) $(CXXFLAGS) $^ -o $@ $(LDLIBS)
 
-$(BUILD)/%.o: %.cc Makefile
+# Rewritten only when the flags change, a newly installed library among them: then all is compiled again.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CXX) $(CXXFLAGS) $(LDLIBS) $(TEST_FLAGS) $(OPS_FLAGS)' | cmp -s - $@ || \
+	  echo '$(CXX) $(CXXFLAGS) $(LDLIBS) $(TEST_FLAGS) $(OPS_FLAGS)' > $@
+
+$(BUILD)/%.o: %.cc $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(FLAGS_$(notdir $<)) $(if $(filter test/%,$<),$(TEST_FLAGS)) \
 	  $(if $(filter ops/%,$<),$(OPS_FLAGS)) -MMD -MP -c $< -o $@
 
 # Without nvcc train.cu is plain C++.
-$(BUILD)/train.o: train.cu Makefile
+$(BUILD)/train.o: train.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
 

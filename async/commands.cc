@@ -13,19 +13,20 @@
 namespace loqal {
 
 int dry_run(Options o) {
-  const int64_t program = program_bytes(o);
   complete_options(o);
   const auto tokenizer = open_tokenizer(o, "");
   const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
   resolve_batch(o, config);
   const auto ops = make_device(o, true);
   const Parts parts = build_parts(*ops, config, o, true);
+  const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
   print_model(std::cout, config, parts.model->table());
   const int64_t per_step = o.batch_size * config.T * o.grad_accum;
-  std::cout << "run         " << o.steps << " steps x " << per_step << " tokens = "
-            << short_number(double(o.steps * per_step)) << " tokens, " << o.precision << ", "
-            << format("%.3g", flops_per_token(config) * double(per_step)) << " FLOP a step\n";
-  print_memory(std::cout, *ops, program + staging_bytes(parts.model->table()));
+  std::cout << "run         " << o.steps << " steps x " << per_step
+            << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
+            << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
+            << " FLOP a step\n";
+  print_memory(std::cout, *ops, program);
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
     std::cout << "  --" << name << " " << dump_json(value) << "\n";
@@ -47,13 +48,16 @@ Loaded load_for_reading(Options& o) {
   complete_options(o);
   Loaded l;
   const std::string checkpoint = resolve_resume(o);
-  if (checkpoint.empty() && o.init == "random") fail("--resume auto: there is no checkpoint in " + o.out);
+  if (checkpoint.empty() && o.init == "random")
+    fail("--resume auto: there is no checkpoint in " + o.out);
   l.directory = checkpoint.empty() ? o.init : checkpoint;
   if (!checkpoint.empty()) {
     const Json state = read_checkpoint_state(checkpoint);
     const std::string where = checkpoint + "/state.json";
-    if (o.val_data.empty())
-      o.val_data = get<std::vector<std::string>>(get<Json>(state, "options", where), "val-data", where);
+    const bool sampling = o.sampling();
+    const int64_t B = o.batch_size;
+    adopt_saved_options(o, get<Json>(state, "options", where), where);
+    if (sampling) o.batch_size = B;  // one text at a time
   }
   o.init = l.directory;
   l.tokenizer = open_tokenizer(o, l.directory);
@@ -74,10 +78,11 @@ int evaluate_only(Options o) {
   const std::optional<TokenizerInfo> info = info_of(l.tokenizer.get());
   Corpus corpus(o.val_data, "validation", int(l.config.V), info ? &*info : nullptr);
   EvalLoader loader(corpus, int(o.batch_size), int(l.config.T), o.eval_tokens);
-  const std::optional<double> loss = mean_loss(*l.parts.model, loader, o.batch_size, l.config.T, [] { return stop_signal() != 0; });
-  if (!loss) return signal_exit_code(stop_signal());
-  std::cout << l.directory << ": loss " << format("%.5f", *loss) << "  ppl " << format("%.3f", std::exp(*loss))
-            << "  over " << loader.tokens() << " tokens\n";
+  const std::optional<MeanLoss> mean = mean_loss(*l.parts.model, loader, o.batch_size, l.config.T,
+                                                 [] { return stop_signal() != 0; });
+  if (!mean) return signal_exit_code(stop_signal());
+  std::cout << l.directory << ": loss " << format("%.5f", mean->loss) << "  ppl "
+            << format("%.3f", std::exp(mean->loss)) << "  over " << mean->targets << " tokens\n";
   return 0;
 }
 
@@ -92,20 +97,33 @@ int sample_text(Options o) {
   std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
   const int start = read_start_token(l.directory);
   if (start >= 0 && start < l.tokenizer->vocab_size()) ids.insert(ids.begin(), start);
-  if (ids.empty()) fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
-  const SamplingConfig config{.tokens = o.sample_tokens, .temperature = o.temperature, .top_p = o.top_p,
-                              .seed = uint64_t(o.seed), .eos = l.tokenizer->eos()};
-  // Decoding the whole text each time: a token may be part of a character, or of the space before it.
+  if (ids.empty())
+    fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
+  const SamplingConfig config{.tokens = o.sample_tokens,
+                              .temperature = o.temperature,
+                              .top_p = o.top_p,
+                              .seed = uint64_t(o.seed),
+                              .eos = l.tokenizer->eos()};
+  // Decoding the whole text each time: a token may be part of a character, or of the space before
+  // it.
   std::string shown;
+  const auto show_up_to = [&](const std::string& text) {
+    if (text.size() > shown.size() && text.starts_with(shown)) {
+      std::cout << text.substr(shown.size()) << std::flush;
+      shown = text;
+    }
+  };
   const auto show = [&](int32_t id) {
     ids.push_back(id);
-    const std::string text = l.tokenizer->decode(ids);
-    if (text.size() > shown.size() && text.starts_with(shown)) std::cout << text.substr(shown.size()) << std::flush;
-    shown = text;
+    std::string text = l.tokenizer->decode(ids);
+    while (text.ends_with("\xEF\xBF\xBD"))
+      text.resize(text.size() - 3);  // a character not complete yet
+    show_up_to(text);
   };
   std::vector<int32_t> prompt = ids;
   std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
   sample(*l.parts.model, prompt, config, show);
+  show_up_to(l.tokenizer->decode(ids));
   std::cout << "\n";
   return 0;
 }

@@ -27,20 +27,21 @@ void Console::step(int64_t step, const std::string& text, double seconds_per_ste
     constexpr int kBar = 20;
     const int full = int(kBar * step / steps_);
     const std::string bar = std::string(size_t(full), '=') + std::string(size_t(kBar - full), ' ');
-    std::printf("step %lld/%lld [%s] %s  %s left", static_cast<long long>(step), static_cast<long long>(steps_),
-                bar.c_str(), text.c_str(), left.c_str());
+    std::printf("step %lld/%lld [%s] %s  %s left", static_cast<long long>(step),
+                static_cast<long long>(steps_), bar.c_str(), text.c_str(), left.c_str());
     drawn_ = true;
     if (step == steps_) std::puts(""), drawn_ = false;
   } else {
-    std::printf("step %lld/%lld  %s  %s left\n", static_cast<long long>(step), static_cast<long long>(steps_),
-                text.c_str(), left.c_str());
+    std::printf("step %lld/%lld  %s  %s left\n", static_cast<long long>(step),
+                static_cast<long long>(steps_), text.c_str(), left.c_str());
   }
   std::fflush(stdout);
 }
 
 std::string short_number(double value) {
   for (const char* unit : {"", "k", "M", "G"}) {
-    if (value < 999.5 || unit[0] == 'G') return format(value < 99.5 && unit[0] ? "%.1f%s" : "%.0f%s", value, unit);
+    if (value < 999.5 || unit[0] == 'G')
+      return format(value < 99.5 && unit[0] ? "%.1f%s" : "%.0f%s", value, unit);
     value /= 1000;
   }
   return "";

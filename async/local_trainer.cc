@@ -8,8 +8,16 @@ namespace loqal {
 
 LocalTrainer::LocalTrainer(Model& model, AdamW& optimizer, StepSink& sink, TrainLoader& loader,
                            const Schedule& schedule, int64_t B, int64_t T, int64_t grad_accum)
-    : model_(model), optimizer_(optimizer), sink_(sink), loader_(loader), schedule_(schedule), B_(B), T_(T),
-      grad_accum_(grad_accum), tokens_(size_t(grad_accum * B * T)), targets_(tokens_.size()) {}
+    : model_(model),
+      optimizer_(optimizer),
+      sink_(sink),
+      loader_(loader),
+      schedule_(schedule),
+      B_(B),
+      T_(T),
+      grad_accum_(grad_accum),
+      tokens_(size_t(grad_accum * B * T)),
+      targets_(tokens_.size()) {}
 
 // All micro-batches at once: the number of targets must be known before the first backward pass.
 int64_t LocalTrainer::load_batches() {
@@ -23,8 +31,14 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
   const uint64_t position = loader_.position();
   StepResult result;
   const int64_t most_skips = int64_t(loader_.rows_per_epoch()) / (B_ * grad_accum_) + 1;
-  while ((result.targets = load_batches()) == 0)
-    if (++result.skipped > most_skips) fail("the training data holds no targets: every one is padding");
+  try {
+    while ((result.targets = load_batches()) == 0)
+      if (++result.skipped > most_skips)
+        fail("the training data holds no targets: every one is padding");
+  } catch (...) {
+    loader_.seek(position);  // so that the caller can save a state that a repaired shard continues
+    throw;
+  }
 
   result.lr = schedule_.at(step_);
   const int64_t adam_steps = optimizer_.step_count();
@@ -38,8 +52,8 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
       return std::nullopt;
     }
     sink_.begin_micro_batch(int(a));
-    nll += model_.forward_backward(tokens_.data() + a * B_ * T_, targets_.data() + a * B_ * T_, B_, T_,
-                                   float(1.0 / double(result.targets)), sink_);
+    nll += model_.forward_backward(tokens_.data() + a * B_ * T_, targets_.data() + a * B_ * T_, B_,
+                                   T_, float(1.0 / double(result.targets)), sink_);
     if (!std::isfinite(nll)) {
       const std::string where = model_.first_nonfinite();
       fail_nonfinite("the loss is not finite" + (where.empty() ? "" : "; first in " + where));
@@ -51,8 +65,8 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
   return result;
 }
 
-std::optional<double> mean_loss(Model& model, EvalLoader& loader, int64_t B, int64_t T,
-                                const std::function<bool()>& interrupted) {
+std::optional<MeanLoss> mean_loss(Model& model, EvalLoader& loader, int64_t B, int64_t T,
+                                  const std::function<bool()>& interrupted) {
   std::vector<int32_t> tokens(size_t(B * T)), targets(tokens.size());
   double sum = 0;
   int64_t count = 0;
@@ -61,7 +75,8 @@ std::optional<double> mean_loss(Model& model, EvalLoader& loader, int64_t B, int
     count += loader.batch(i, tokens.data(), targets.data());
     sum += model.forward(tokens.data(), targets.data(), B, T);
   }
-  return count ? sum / double(count) : 0.0;
+  if (count == 0) fail("the validation data holds no targets: every one is padding");
+  return MeanLoss{sum / double(count), count};
 }
 
 }  // namespace loqal

@@ -36,16 +36,19 @@ void OptionTable::add(Entry entry) {
   entries_.push_back(std::move(entry));
 }
 
-void OptionTable::text(const std::string& name, std::string& field, const std::string& help, Scope scope) {
+void OptionTable::text(const std::string& name, std::string& field, const std::string& help,
+                       Scope scope) {
   add({name, help, "TEXT", Kind::text, scope,
-       [&field](const auto& words, const auto&) { field = words.at(0); }, [&field] { return Json(field); }, ""});
+       [&field](const auto& words, const auto&) { field = words.at(0); },
+       [&field] { return Json(field); }, ""});
 }
 
-void OptionTable::choice(const std::string& name, std::string& field, std::vector<std::string> allowed,
-                         const std::string& help, Scope scope) {
-  const auto set = [&field, name, allowed](const std::vector<std::string>& words, const std::string& where) {
+void OptionTable::choice(const std::string& name, std::string& field,
+                         std::vector<std::string> allowed, const std::string& help, Scope scope) {
+  const auto set = [&field, name, allowed](const std::vector<std::string>& words,
+                                           const std::string& where) {
     const std::string& word = words.at(0);
-    bool known = word.empty();  // a saved "not given"
+    bool known = false;
     for (const std::string& a : allowed) known = known || a == word;
     if (!known)
       fail_usage(cat(where, name, " ", word, ": choose one of ", join(allowed)),
@@ -59,28 +62,33 @@ void OptionTable::choice(const std::string& name, std::string& field, std::vecto
 
 void OptionTable::integer(const std::string& name, int64_t& field, int64_t low, int64_t high,
                           const std::string& help, Scope scope) {
-  const auto set = [&field, name, low, high](const std::vector<std::string>& words, const std::string& where) {
+  const auto set = [&field, name, low, high](const std::vector<std::string>& words,
+                                             const std::string& where) {
     const std::string expected = cat("a whole number from ", low, " to ", high);
     const std::string& word = words.at(0);
     int64_t value = 0;
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (error != std::errc() || end != word.data() + word.size()) {
       const double real = parse_number(name, word, where, expected);  // 1e6
-      if (real != std::floor(real) || std::abs(real) > 9e15) fail_usage(cat(where, name, " ", word, ": expected ", expected));
+      if (real != std::floor(real) || std::abs(real) > 9e15)
+        fail_usage(cat(where, name, " ", word, ": expected ", expected));
       value = int64_t(real);
     }
-    if (value < low || value > high) fail_usage(cat(where, name, " ", word, ": expected ", expected));
+    if (value < low || value > high)
+      fail_usage(cat(where, name, " ", word, ": expected ", expected));
     field = value;
   };
   add({name, help, "N", Kind::integer, scope, set, [&field] { return Json(field); }, ""});
 }
 
-void OptionTable::real(const std::string& name, double& field, double low, double high, const std::string& help,
-                       Scope scope) {
-  const auto set = [&field, name, low, high](const std::vector<std::string>& words, const std::string& where) {
+void OptionTable::real(const std::string& name, double& field, double low, double high,
+                       const std::string& help, Scope scope) {
+  const auto set = [&field, name, low, high](const std::vector<std::string>& words,
+                                             const std::string& where) {
     const std::string expected = cat("a number from ", low, " to ", high);
     const double value = parse_number(name, words.at(0), where, expected);
-    if (!(value >= low && value <= high)) fail_usage(cat(where, name, " ", words[0], ": expected ", expected));
+    if (!(value >= low && value <= high))
+      fail_usage(cat(where, name, " ", words[0], ": expected ", expected));
     field = value;
   };
   add({name, help, "X", Kind::real, scope, set, [&field] { return Json(field); }, ""});
@@ -95,10 +103,11 @@ void OptionTable::flag(const std::string& name, bool& field, const std::string& 
   add({name, help, "", Kind::flag, scope, set, [&field] { return Json(field); }, ""});
 }
 
-void OptionTable::list(const std::string& name, std::vector<std::string>& field, const std::string& help,
-                       Scope scope) {
+void OptionTable::list(const std::string& name, std::vector<std::string>& field,
+                       const std::string& help, Scope scope) {
   add({name, help, "FILES", Kind::list, scope,
-       [&field](const auto& words, const auto&) { field = words; }, [&field] { return Json(field); }, ""});
+       [&field](const auto& words, const auto&) { field = words; },
+       [&field] { return Json(field); }, ""});
 }
 
 std::vector<std::string> OptionTable::names() const {
@@ -119,9 +128,12 @@ const OptionTable::Entry& OptionTable::at(const std::string& name) const {
   return *entry;
 }
 
-std::string OptionTable::closest_to(const std::string& name) const { return closest(name, names()); }
+std::string OptionTable::closest_to(const std::string& name) const {
+  return closest(name, names());
+}
 
-void OptionTable::set(const std::string& name, const std::vector<std::string>& words, const std::string& where) {
+void OptionTable::set(const std::string& name, const std::vector<std::string>& words,
+                      const std::string& where) {
   const Entry& entry = at(name);
   if (entry.kind != Kind::list && words.size() != 1)
     fail_usage(cat(where, name, ": expected one value, found ", words.size()));

@@ -23,12 +23,13 @@ class OptionTable {
   void text(const std::string& name, std::string& field, const std::string& help, Scope scope);
   void choice(const std::string& name, std::string& field, std::vector<std::string> allowed,
               const std::string& help, Scope scope);
-  void integer(const std::string& name, int64_t& field, int64_t low, int64_t high, const std::string& help,
-               Scope scope);
-  void real(const std::string& name, double& field, double low, double high, const std::string& help,
-            Scope scope);
+  void integer(const std::string& name, int64_t& field, int64_t low, int64_t high,
+               const std::string& help, Scope scope);
+  void real(const std::string& name, double& field, double low, double high,
+            const std::string& help, Scope scope);
   void flag(const std::string& name, bool& field, const std::string& help, Scope scope);
-  void list(const std::string& name, std::vector<std::string>& field, const std::string& help, Scope scope);
+  void list(const std::string& name, std::vector<std::string>& field, const std::string& help,
+            Scope scope);
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return find(name) != nullptr; }
@@ -38,7 +39,8 @@ class OptionTable {
   std::string closest_to(const std::string& name) const;
 
   /// From words that a user wrote; usage error "WHERE--steps 56,080: expected a whole number ...".
-  void set(const std::string& name, const std::vector<std::string>& words, const std::string& where);
+  void set(const std::string& name, const std::vector<std::string>& words,
+           const std::string& where);
   Json value(const std::string& name) const { return at(name).get(); }
   std::string help() const;
 

@@ -23,50 +23,67 @@ void add_all(OptionTable& t, Options& o) {
   t.section("data");
   t.list("--train-data", o.train_data, "token shards to train on: files or quoted patterns", run);
   t.list("--val-data", o.val_data, "token shards to evaluate on", run);
-  t.text("--tokenizer", o.tokenizer, "SentencePiece model or GPT-2 folder: checked against the shards, saved along", run);
+  t.text("--tokenizer", o.tokenizer,
+         "SentencePiece model or GPT-2 folder: checked against the shards, saved along", run);
   t.section("model");
   t.text("--model", o.model, "preset, see the list below", trajectory);
-  t.choice("--arch", o.arch, {"gpt2", "llama"}, "override the preset, as do the sizes below", trajectory);
+  t.choice("--arch", o.arch, {"gpt2", "llama"}, "override the preset, as do the sizes below",
+           trajectory);
   t.integer("--layers", o.layers, 1, 10000, "transformer blocks", trajectory);
   t.integer("--width", o.width, 1, 1 << 20, "channels of the residual stream", trajectory);
   t.integer("--heads", o.heads, 1, 1 << 16, "attention heads", trajectory);
-  t.integer("--kv-heads", o.kv_heads, 1, 1 << 16, "key/value heads (Llama); a divisor of --heads", trajectory);
+  t.integer("--kv-heads", o.kv_heads, 1, 1 << 16, "key/value heads (Llama); a divisor of --heads",
+            trajectory);
   t.integer("--head-dim", o.head_dim, 1, 1 << 16, "size of one head [width/heads]", trajectory);
   t.integer("--ffn", o.ffn, 1, 1 << 22, "width of the feed-forward layer", trajectory);
   t.integer("--vocab", o.vocab, 2, 1 << 28, "vocabulary size [that of the data]", trajectory);
   t.integer("--seq-len", o.seq_len, 1, 1 << 24, "tokens of one sequence (T)", trajectory);
-  t.choice("--tied", o.tied, {"true", "false"}, "whether the head is the token embedding", trajectory);
-  t.text("--init", o.init, "random, or a directory with config.json and model.safetensors", trajectory);
+  t.choice("--tied", o.tied, {"true", "false"}, "whether the head is the token embedding",
+           trajectory);
+  t.text("--init", o.init, "random, or a directory with config.json and model.safetensors",
+         trajectory);
   t.section("training");
   t.integer("--steps", o.steps, 1, kMany, "optimizer steps of the whole run", run);
-  t.integer("--batch-size", o.batch_size, 1, 1 << 24, "sequences of one forward pass (B)", trajectory);
-  t.integer("--grad-accum", o.grad_accum, 1, 1 << 24, "forward passes of one optimizer step", trajectory);
-  t.integer("--total-batch", o.total_batch, 1, kMany, "instead: tokens of one optimizer step", trajectory);
-  t.integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(), "of initialisation and shuffle", trajectory);
-  t.integer("--eval-every", o.eval_every, 0, kMany, "steps between evaluations; also at step 0 and the end; 0: never", run);
+  t.integer("--batch-size", o.batch_size, 1, 1 << 24, "sequences of one forward pass (B)",
+            trajectory);
+  t.integer("--grad-accum", o.grad_accum, 1, 1 << 24, "forward passes of one optimizer step",
+            trajectory);
+  t.integer("--total-batch", o.total_batch, 1, kMany, "instead: tokens of one optimizer step",
+            trajectory);
+  t.integer("--seed", o.seed, 0, std::numeric_limits<int64_t>::max(),
+            "of initialisation and shuffle", trajectory);
+  t.integer("--eval-every", o.eval_every, 0, kMany,
+            "steps between evaluations; also at step 0 and the end; 0: never", run);
   t.integer("--eval-tokens", o.eval_tokens, 1, kMany, "tokens of one evaluation, at most", run);
   t.flag("--eval-only", o.eval_only, "evaluate --resume or --init on --val-data and stop", call);
   t.section("optimizer");
   t.real("--lr", o.lr, 0, 1e30, "peak learning rate", trajectory);
-  t.choice("--lr-schedule", o.lr_schedule, {"cosine", "linear", "wsd", "constant"}, "after warm-up", trajectory);
+  t.choice("--lr-schedule", o.lr_schedule, {"cosine", "linear", "wsd", "constant"}, "after warm-up",
+           trajectory);
   t.integer("--warmup", o.warmup, 0, kMany, "steps of linear warm-up [5% of steps]", trajectory);
   t.real("--min-lr", o.min_lr, 0, 1e30, "learning rate at the last step [0.1 x lr]", trajectory);
   t.real("--weight-decay", o.weight_decay, 0, 1e6, "decoupled, on 2-D weights", trajectory);
   t.real("--beta1", o.beta1, 0, 0.999999, "Adam's first moment", trajectory);
   t.real("--beta2", o.beta2, 0, 0.999999, "Adam's second moment", trajectory);
-  t.real("--adam-eps", o.adam_eps, 0, 1, "Adam's epsilon", trajectory);
-  t.real("--grad-clip", o.grad_clip, 0, 1e30, "global gradient norm [1; 0: off, and off with per-layer updates]", trajectory);
-  t.flag("--per-layer-updates", o.per_layer_updates, "update each layer during the backward pass: less memory", trajectory);
-  t.choice("--recompute", o.recompute, {"none", "block"}, "block: keep only block inputs, compute the rest twice", run);
+  t.real("--adam-eps", o.adam_eps, 1e-30, 1, "Adam's epsilon", trajectory);
+  t.real("--grad-clip", o.grad_clip, 0, 1e30,
+         "global gradient norm [1; 0: off, and off with per-layer updates]", trajectory);
+  t.flag("--per-layer-updates", o.per_layer_updates,
+         "update each layer during the backward pass: less memory", trajectory);
+  t.choice("--recompute", o.recompute, {"none", "block"},
+           "block: keep only block inputs, compute the rest twice", run);
   t.section("device");
   t.choice("--device", o.device, {"auto", "cpu"}, "where to train", call);
   t.integer("--threads", o.threads, 0, 4096, "CPU threads; 0: all", call);
-  t.choice("--precision", o.precision, {"auto", "fp32", "bf16"}, "auto: bf16 where the hardware has it", trajectory);
+  t.choice("--precision", o.precision, {"auto", "fp32", "bf16"},
+           "auto: bf16 where the hardware has it", trajectory);
   t.section("files");
   t.text("--out", o.out, "directory of log.jsonl and checkpoints", call);
-  t.integer("--save-every", o.save_every, 0, kMany, "steps between checkpoints; also at the end; 0: never", run);
+  t.integer("--save-every", o.save_every, 0, kMany,
+            "steps between checkpoints; also at the end; 0: never", run);
   t.integer("--keep", o.keep, 0, kMany, "checkpoints that are kept; 0: all", run);
-  t.text("--resume", o.resume, "a step directory, a run's --out, or auto: the newest in --out", call);
+  t.text("--resume", o.resume, "a step directory, a run's --out, or auto: the newest in --out",
+         call);
   t.flag("--dry-run", o.dry_run, "print configuration, parameters and memory; needs no data", call);
   t.section("sampling (needs --resume or --init)");
   t.text("--sample", o.sample, "continue this text and stop", call);
@@ -91,6 +108,9 @@ int line_of(const std::string& text, const std::string& key, int occurrence) {
 void read_config(const std::string& path, OptionTable& table, Options& options) {
   if (glob_files(path).empty()) fail_usage(cat("--config ", path, ": there is no such file"));
   const std::string text = read_file(path, 1 << 20);
+  Options unused;
+  OptionTable checked;
+  add_all(checked, unused);
   std::istringstream in(text);
   std::vector<CLI::ConfigItem> items;
   try {
@@ -102,11 +122,15 @@ void read_config(const std::string& path, OptionTable& table, Options& options) 
     if (item.name == "++" || item.name == "--") continue;  // CLI11's marks of a section
     const std::string name = "--" + item.name;
     const std::string where = cat(path, ":", line_of(text, item.name, 0), ": ");
-    if (!item.parents.empty()) fail_usage(cat(where, "sections are not used; write ", item.name, " at the top"));
+    if (!item.parents.empty())
+      fail_usage(cat(where, "sections are not used; write ", item.name, " at the top"));
     if (!table.contains(name))
-      fail_usage(cat(where, "unknown key ", item.name), cat("did you mean ", table.closest_to(name).substr(2), "?"));
+      fail_usage(cat(where, "unknown key ", item.name),
+                 cat("did you mean ", table.closest_to(name).substr(2), "?"));
     if (const int again = line_of(text, item.name, 1))
-      fail_usage(cat(path, ":", again, ": key ", item.name, " was already set in line ", line_of(text, item.name, 0)));
+      fail_usage(cat(path, ":", again, ": key ", item.name, " was already set in line ",
+                     line_of(text, item.name, 0)));
+    checked.set(name, item.inputs, where);  // also what the command line overrides
     if (options.given.insert(name).second) table.set(name, item.inputs, where);
   }
 }
@@ -117,7 +141,8 @@ void print_first_steps() {
                "First time here?   make quickstart          (everything, in a few minutes)\n"
                "Your own text:     ./tokenize --train-spm --vocab 4096 --out spm TEXT...\n"
                "                   ./tokenize --tokenizer spm.model --out tokens/mine TEXT...\n"
-               "                   ./train --model llama-9M --train-data 'tokens/mine_*.bin' --tokenizer spm.model\n"
+               "                   ./train --model llama-9M --train-data 'tokens/mine_*.bin' "
+               "--tokenizer spm.model\n"
                "All options:       ./train --help\n";
 }
 
@@ -139,7 +164,10 @@ bool parse_options(int argc, char** argv, Options& options) {
   for (const std::string& name : table.names())
     if (table.is_flag(name)) app.add_flag(name, values[name]);
     else if (table.is_list(name)) app.add_option(name, values[name]);
-    else app.add_option(name, values[name])->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+    else
+      app.add_option(name, values[name])
+          ->expected(1)
+          ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   app.add_option("--config", config);
   app.add_flag("--help,-h", help);
   app.add_flag("--version", version);
@@ -149,14 +177,17 @@ bool parse_options(int argc, char** argv, Options& options) {
     fail_usage(e.what(), "./train --help lists the options");
   }
   for (const std::string& extra : app.remaining()) {
-    if (!extra.starts_with("-")) fail_usage(cat("unexpected word \"", extra, "\""), "quote patterns and texts");
+    if (!extra.starts_with("-"))
+      fail_usage(cat("unexpected word \"", extra, "\""), "quote patterns and texts");
     const std::string name = extra.substr(0, extra.find('='));
     fail_usage(cat("unknown option ", name), cat("did you mean ", table.closest_to(name), "?"));
   }
-  if (help) std::cout << kVersion << "\n\nusage: ./train --train-data FILES [options]\n" << table.help()
-                      << "\n  --config FILE            TOML with the same names; the command line wins\n"
-                         "  --version\n\npresets: "
-                      << OptionTable::join(preset_names()) << "\n";
+  if (help)
+    std::cout << kVersion << "\n\nusage: ./train --train-data FILES [options]\n"
+              << table.help()
+              << "\n  --config FILE            TOML with the same names; the command line wins\n"
+                 "  --version\n\npresets: "
+              << OptionTable::join(preset_names()) << "\n";
   if (version) std::cout << kVersion << "\n";
   if (help || version) return false;
   for (const std::string& name : table.names())
@@ -173,7 +204,8 @@ void complete_options(Options& o) {
     fail_usage("--total-batch and --grad-accum say the same thing twice; give one of them");
   if (o.per_layer_updates && o.grad_clip > 0)
     fail_usage(cat("--grad-clip ", o.grad_clip, " contradicts --per-layer-updates"),
-               "the global norm is known only after the last layer is updated; leave --grad-clip out or 0");
+               "the global norm is known only after the last layer is updated; leave --grad-clip "
+               "out or 0");
   if (o.per_layer_updates && (o.grad_accum > 1))
     fail_usage(cat("--grad-accum ", o.grad_accum, " contradicts --per-layer-updates"),
                "a layer's gradient is gone after its update; use a larger --batch-size");
@@ -181,11 +213,35 @@ void complete_options(Options& o) {
   if (o.warmup < 0) o.warmup = o.steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
   if (o.min_lr > o.lr) fail_usage(cat("--min-lr ", o.min_lr, ": must not be above --lr ", o.lr));
+  if (o.eval_only && o.sampling())
+    fail_usage("--eval-only and --sample are two commands; give one");
+  if (o.dry_run && !o.resume.empty())
+    fail_usage("--dry-run and --resume: a run that is resumed needs what its first dry run said");
+  for (const char* name : {"--sample-tokens", "--temperature", "--top-p"})
+    if (o.is_given(name) && !o.sampling()) fail_usage(cat(name, " belongs to --sample"));
+  if ((o.eval_only || o.sampling()) && !o.resume.empty() && o.is_given("--init"))
+    fail_usage("--resume and --init both name a model; give one");
+  if (o.is_given("--init") && o.init != "random" && o.is_given("--model"))
+    fail_usage(
+        cat("--model ", o.model, " contradicts --init ", o.init, ", which says what the model is"));
   if ((o.eval_only || o.sampling()) && o.resume.empty() && o.init == "random")
     fail_usage(cat(o.eval_only ? "--eval-only" : "--sample", " needs a trained model"),
                "give --resume RUN or --init DIRECTORY");
   if (o.train_data.empty() && !o.dry_run && !o.eval_only && !o.sampling())
     fail_usage("--train-data is missing", "make token shards with ./tokenize, or try --dry-run");
+}
+
+std::string given_options(const Options& options) {
+  Options copy = options;
+  OptionTable table;
+  add_all(table, copy);
+  std::string text;
+  for (const std::string& name : table.names())
+    if (options.is_given(name)) {
+      text += (text.empty() ? "" : " ") + name;
+      if (!table.is_flag(name)) text += " " + OptionTable::join(words_of(table.value(name)));
+    }
+  return text;
 }
 
 Json options_to_json(const Options& options, bool with_call) {
@@ -198,27 +254,41 @@ Json options_to_json(const Options& options, bool with_call) {
   return json;
 }
 
-void take_saved_options(Options& options, const Json& saved, const std::string& where, std::string& notice) {
+void adopt_saved_options(Options& options, const Json& saved, const std::string& where) {
+  OptionTable table;
+  add_all(table, options);
+  for (const auto& [key, value] : saved.items()) {
+    const std::string name = "--" + key;
+    const bool mine =
+        table.contains(name) && table.scope(name) != Scope::call && !options.is_given(name);
+    if (mine && table.value(name) != value) table.set(name, words_of(value), where + ": ");
+  }
+}
+
+void take_saved_options(Options& options, const Json& saved, const std::string& where,
+                        std::string& notice) {
   OptionTable table;
   add_all(table, options);
   std::string differences;
   for (const auto& [key, value] : saved.items()) {
     const std::string name = "--" + key;
-    if (!table.contains(name) || table.scope(name) == Scope::call) continue;
-    if (table.value(name) == value) continue;
-    // "auto" asks for what the run has.
-    const bool automatic = name == "--precision" && table.value(name) == "auto";
-    if (automatic || !options.is_given(name)) table.set(name, words_of(value), where + ": ");
-    else if (table.scope(name) == Scope::trajectory)
-      differences += cat("\n    ", name, " was ", dump_json(value), ", now ", dump_json(table.value(name)));
+    if (!table.contains(name) || !options.is_given(name) || table.scope(name) != Scope::trajectory)
+      continue;
+    if (name == "--precision" && table.value(name) == "auto")
+      options.given.erase(name);  // what the run has
+    else if (table.value(name) != value)
+      differences +=
+          cat("\n    ", name, " was ", dump_json(value), ", now ", dump_json(table.value(name)));
   }
   if (!differences.empty())
     fail_usage(cat("these options change the course of the run that is resumed:", differences),
                "leave them out to take the saved values, or start a new run with --init");
+  adopt_saved_options(options, saved, where);
   const int64_t before = get<int64_t>(saved, "steps", where);
   if (options.steps < before)
-    fail_usage(cat("--steps ", options.steps, " is below the ", before, " of the run that is resumed"),
-               "it may only grow");
+    fail_usage(
+        cat("--steps ", options.steps, " is below the ", before, " of the run that is resumed"),
+        "it may only grow");
   if (options.steps > before)
     notice = cat("--steps grows from ", before, " to ", options.steps,
                  ": the learning rate follows the longer schedule from here on");

@@ -1,8 +1,9 @@
 // What a user may say to ./train: one struct, one table. The table knows each option's name, range,
 // help text, and whether it is part of the trajectory (a resume must then agree with it).
 //
-// Where a value comes from, later wins: default, the checkpoint of --resume, --config FILE, the command
-// line. Every mistake is a usage error (exit 2) that names option, value, and what was allowed.
+// Where a value comes from, later wins: default, the checkpoint of --resume, --config FILE, the
+// command line. Every mistake is a usage error (exit 2) that names option, value, and what was
+// allowed.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -51,20 +52,28 @@ struct Options {
   bool sampling() const { return is_given("--sample"); }
 };
 
-/// Reads the command line and --config. Handles --help and --version itself: prints and returns false.
+/// Reads the command line and --config. Handles --help and --version itself: prints and returns
+/// false.
 bool parse_options(int argc, char** argv, Options& options);
 
-/// Derived values and contradictions: fills every -1 but the model's sizes. Call it after a resume's
-/// values were taken over.
+/// Derived values and contradictions: fills every -1 but the model's sizes. Call it after a
+/// resume's values were taken over.
 void complete_options(Options& options);
 
+/// What the user said, as on a command line; for the console.
+std::string given_options(const Options& options);
+
 /// All options with their effective values, for the log; without those of this call alone, for
-/// state.json, which must not depend on where or how a run is carried out.
+/// state.json: equal commands give equal bytes, whatever --out, --device and --threads.
 Json options_to_json(const Options& options, bool with_call);
 
+/// The saved value of every option that the user did not give.
+void adopt_saved_options(Options& options, const Json& saved, const std::string& where);
+
 /// For a resume: takes the saved value of every option that the user did not give; those given that
-/// belong to the trajectory must be equal, else a usage error lists the differences. A larger --steps
-/// is allowed: then `notice` says so.
-void take_saved_options(Options& options, const Json& saved, const std::string& where, std::string& notice);
+/// belong to the trajectory must be equal, else a usage error lists the differences. A larger
+/// --steps is allowed: then `notice` says so.
+void take_saved_options(Options& options, const Json& saved, const std::string& where,
+                        std::string& notice);
 
 }  // namespace loqal

@@ -19,15 +19,17 @@ std::string resolve_resume(Options& o) {
   if (o.resume.empty()) return "";
   const bool automatic = o.resume == "auto";
   if (!automatic && fs::exists(o.resume + "/state.json")) {
-    if (!o.is_given("--out")) o.out = fs::path(o.resume).lexically_normal().parent_path().string();
-    if (o.out.empty()) o.out = ".";
-    return o.resume;
+    fs::path step = fs::path(o.resume + "/").lexically_normal().parent_path();  // without the slash
+    if (!step.has_parent_path()) step = fs::canonical(step);                    // "." and the like
+    if (!o.is_given("--out")) o.out = step.parent_path().string();
+    return step.string();
   }
   const std::string run = automatic ? o.out : o.resume;
   const std::vector<std::string> found = list_checkpoints(run);
   if (found.empty() && automatic) return "";
   if (found.empty())
-    fail(cat("--resume ", o.resume, ": no checkpoint there (looked for state.json and step_*/state.json)"));
+    fail(cat("--resume ", o.resume,
+             ": no checkpoint there (looked for state.json and step_*/state.json)"));
   if (!automatic && !o.is_given("--out")) o.out = run;
   return found.back();
 }
@@ -48,6 +50,12 @@ ModelConfig config_of_init(const Options& o) {
   must_equal(o, "--head-dim", o.head_dim, c.HS);
   must_equal(o, "--ffn", o.ffn, c.F);
   must_equal(o, "--vocab", o.vocab, c.V);
+  const auto must_be = [&](const char* option, const std::string& given, const std::string& found) {
+    if (o.is_given(option) && given != found)
+      fail_usage(cat(option, " ", given, " contradicts --init ", o.init, ", which has ", found));
+  };
+  must_be("--arch", o.arch, c.arch_name());
+  must_be("--tied", o.tied, c.tied ? "true" : "false");
   if (c.arch == Arch::gpt2) must_equal(o, "--seq-len", o.seq_len, c.T);  // learned positions
   else if (o.seq_len > 0) c.T = o.seq_len;
   return c;
@@ -67,7 +75,8 @@ ModelConfig config_of_preset(const Options& o) {
     c.HS = o.head_dim;
   } else if (o.width > 0 || o.heads > 0) {
     if (c.C % c.NH)
-      fail_usage(cat("--heads ", c.NH, " does not divide --width ", c.C), "give --head-dim as well");
+      fail_usage(cat("--heads ", c.NH, " does not divide --width ", c.C),
+                 "give --head-dim as well");
     c.HS = c.C / c.NH;
   }
   // The usual widths: 4 C for GELU; 8/3 C for SwiGLU, which has a third matrix (Shazeer 2020).
@@ -88,7 +97,8 @@ ModelConfig resolve_model(Options& o, int data_vocab) {
     else if (data_vocab > 0) c.V = data_vocab;
   }
   validate(c);
-  o.arch = c.arch_name(), o.layers = c.L, o.width = c.C, o.heads = c.NH, o.kv_heads = c.NKV, o.head_dim = c.HS;
+  o.arch = c.arch_name(), o.layers = c.L, o.width = c.C, o.heads = c.NH, o.kv_heads = c.NKV,
+  o.head_dim = c.HS;
   o.ffn = c.F, o.vocab = c.V, o.seq_len = c.T, o.tied = c.tied ? "true" : "false";
   return c;
 }
@@ -104,8 +114,8 @@ void resolve_batch(Options& o, const ModelConfig& c) {
   }
   if (o.total_batch > 0) o.grad_accum = o.total_batch / per_pass;
   if (per_pass > most || o.grad_accum > most / per_pass)
-    fail_usage(cat("--batch-size ", o.batch_size, " x --seq-len ", c.T, " x --grad-accum ", o.grad_accum,
-                   ": a step has at most ", most, " tokens"));
+    fail_usage(cat("--batch-size ", o.batch_size, " x --seq-len ", c.T, " x --grad-accum ",
+                   o.grad_accum, ": a step has at most ", most, " tokens"));
   if (o.per_layer_updates && o.grad_accum > 1)
     fail_usage(cat("--total-batch ", o.total_batch, " needs ", o.grad_accum,
                    " passes, which contradicts --per-layer-updates"));
@@ -122,7 +132,8 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
   const ModelOptions model_options{.B = o.batch_size,
                                    .X = o.precision == "bf16" ? DType::BF16 : DType::F32,
                                    .recompute = o.recompute == "block",
-                                   .training = training};
+                                   .training = training,
+                                   .threads = int(o.threads)};
   parts.model = std::make_unique<Model>(ops, config, model_options);
   if (!training) return parts;
   Model* model = parts.model.get();
@@ -143,16 +154,19 @@ void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& tabl
     if (p.segment == Segment::frozen) continue;
     const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
     const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
-    (vocabulary || p.role == Role::position ? embedding : p.role == Role::matrix ? matrices : rest) += n;
+    (vocabulary || p.role == Role::position ? embedding
+     : p.role == Role::matrix               ? matrices
+                                            : rest) += n;
   }
   const auto millions = [](int64_t n) { return double(n) / 1e6; };
-  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset << "): "
-      << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
+  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset
+      << "): " << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
   if (c.NKV != c.NH) out << " (" << c.NKV << " key/value)";
-  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T << "\n"
+  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T
+      << "\n"
       << "parameters  " << millions(embedding + matrices + rest) << " M: " << millions(matrices)
-      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, " << millions(rest)
-      << " M in norms and biases\n";
+      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, "
+      << millions(rest) << " M in norms and biases\n";
   out.unsetf(std::ios::floatfield);
 }
 
@@ -174,7 +188,7 @@ void print_memory(std::ostream& out, const Ops& ops, int64_t program) {
 
 namespace {
 
-int64_t kib_of(const char* file, const std::string& key) {
+int64_t number_after(const char* file, const std::string& key) {
   std::ifstream in(file);
   std::string word;
   int64_t value = 0;
@@ -185,10 +199,14 @@ int64_t kib_of(const char* file, const std::string& key) {
 
 // What the kernel says is available, or what the container's limit leaves.
 int64_t available_bytes() {
-  int64_t available = kib_of("/proc/meminfo", "MemAvailable:") << 10;
+  int64_t available = number_after("/proc/meminfo", "MemAvailable:") << 10;
   std::ifstream limit("/sys/fs/cgroup/memory.max"), used("/sys/fs/cgroup/memory.current");
   int64_t most = 0, now = 0;
-  if (limit >> most && used >> now) available = std::min(available, most - now);
+  if (limit >> most && used >> now) {
+    const char* stat = "/sys/fs/cgroup/memory.stat";  // the page cache gives way
+    now -= std::min(now, number_after(stat, "inactive_file") + number_after(stat, "active_file"));
+    available = std::min(available, most - now);
+  }
   return available;
 }
 
@@ -196,14 +214,19 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   options.batch_size = batch;
   const auto dry = make_device(options, true);
   const Parts parts = build_parts(*dry, config, options, training);
-  return dry->peak_bytes() + program_bytes(options) + staging_bytes(parts.model->table());
+  return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(parts.model->table());
 }
 
 }  // namespace
 
-int64_t program_bytes(const Options& o) {
+int64_t program_bytes(const ModelConfig& config, const Options& o) {
   const int64_t threads = o.threads > 0 ? o.threads : usable_cpus();
-  return (kib_of("/proc/self/status", "VmRSS:") << 10) + (int64_t(12) << 20) + threads * (int64_t(4) << 20);
+  const int64_t resident = number_after("/proc/self/status", "VmRSS:") << 10;
+  const int64_t gemm = int64_t(4) << 20;  // packing, per thread; measured
+  const int64_t attention =
+      6 * config.T * config.HS * int64_t(sizeof(float));  // one head, per thread
+  const int64_t ids = 2 * o.grad_accum * o.batch_size * config.T * int64_t(sizeof(int32_t));
+  return resident + (int64_t(12) << 20) + threads * (gemm + attention) + ids;
 }
 
 int64_t staging_bytes(const ParamTable& table) {
@@ -213,7 +236,8 @@ int64_t staging_bytes(const ParamTable& table) {
 }
 
 void check_memory(const ModelConfig& config, const Options& o, bool training) {
-  const int64_t needed = total_bytes(config, o, o.batch_size, training), available = available_bytes();
+  const int64_t needed = total_bytes(config, o, o.batch_size, training),
+                available = available_bytes();
   if (needed <= available || available <= 0) return;
   int64_t fits = 0;
   for (int64_t low = 1, high = o.batch_size - 1; low <= high;) {
@@ -223,7 +247,8 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
   }
   fail(cat("this needs ", needed >> 20, " MiB of memory, ", available >> 20, " MiB are available"),
        fits ? cat("the largest --batch-size that fits is ", fits, "; --dry-run prints the table")
-            : "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a smaller model");
+            : "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a "
+              "smaller model");
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& checkpoint) {

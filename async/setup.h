@@ -16,18 +16,19 @@
 
 namespace loqal {
 
-/// The checkpoint that --resume means, "" for none (also --resume auto without one yet). Sets --out to
-/// the run's directory if the user did not.
+/// The checkpoint that --resume means, "" for none (also --resume auto without one yet). Sets --out
+/// to the run's directory if the user did not.
 std::string resolve_resume(Options& options);
 
-/// Sizes from --init's directory, or from the preset and its overrides. The vocabulary is --vocab, or
-/// that of the data (0: unknown), or the preset's. Writes all sizes back into the options.
+/// Sizes from --init's directory, or from the preset and its overrides. The vocabulary is --vocab,
+/// or that of the data (0: unknown), or the preset's. Writes all sizes back into the options.
 ModelConfig resolve_model(Options& options, int data_vocab);
 
 /// grad_accum from --total-batch; usage error with the nearest values that divide.
 void resolve_batch(Options& options, const ModelConfig& config);
 
-/// The device. Sets --precision to fp32 or bf16 if it is auto. dry: nothing is started or allocated.
+/// The device. Sets --precision to fp32 or bf16 if it is auto. dry: nothing is started or
+/// allocated.
 std::unique_ptr<Ops> make_device(Options& options, bool dry);
 
 /// Everything that holds memory, in the order of allocation.
@@ -44,13 +45,14 @@ void print_model(std::ostream& out, const ModelConfig& config, const ParamTable&
 void print_memory(std::ostream& out, const Ops& ops, int64_t program);
 
 /// What the process holds besides Ops::alloc: code, libraries, packing buffers of the GEMMs. Bytes.
-int64_t program_bytes(const Options& options);
+int64_t program_bytes(const ModelConfig& config, const Options& options);
 
-/// The host's copy of one tensor, the largest: each passes through it when it is made, loaded or saved.
+/// The host's copy of one tensor, the largest: each passes through it when it is made, loaded or
+/// saved.
 int64_t staging_bytes(const ParamTable& table);
 
-/// Builds the parts on a dry device and compares with the memory that is free: Error with the table and
-/// the largest --batch-size that fits, before anything is allocated.
+/// Builds the parts on a dry device and compares with the memory that is free: Error with the table
+/// and the largest --batch-size that fits, before anything is allocated.
 void check_memory(const ModelConfig& config, const Options& options, bool training);
 
 /// The tokenizer of --tokenizer, or of the checkpoint at `checkpoint`; null if there is none.
@@ -59,7 +61,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Options& options, const std::str
 /// For the corpus's checks; nothing without a tokenizer.
 std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer);
 
-/// The vocabulary that the data was made with: the tokenizer's, or what the first shard says; 0: unknown.
+/// The vocabulary that the data was made with: the tokenizer's, or what the first shard says; 0:
+/// unknown.
 int data_vocabulary(const std::vector<std::string>& patterns, const Tokenizer* tokenizer);
 
 /// Highest resident memory of this process so far, bytes.

@@ -14,18 +14,22 @@ std::atomic<int> g_signal = 0;
 
 }  // namespace
 
-// A thread that waits for signals, and no handler: oneDNN's generated GEMM code uses the stack pointer
-// for other things, and a handler that the kernel starts in the middle of it writes into the heap
-// (oneDNN 2.6.3: one SIGTERM in eight crashed the program).
+// A thread that waits for signals, and no handler: oneDNN's generated GEMM code uses the stack
+// pointer for other things, and a handler that the kernel starts in the middle of it writes into
+// the heap (oneDNN 2.6.3: one SIGTERM in eight crashed the program).
 void watch_signals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGHUP);  // the terminal is gone: save as well
+  signal(SIGPIPE,
+         SIG_IGN);  // `./train | tee log`: Ctrl-C ends tee first, and the step must be saved
   pthread_sigmask(SIG_BLOCK, &set, nullptr);  // threads that start later inherit it
   std::thread([set] {
     for (int signal = 0; sigwait(&set, &signal) == 0;)
-      if (g_signal.exchange(signal) != 0) _exit(signal_exit_code(signal));  // renames: no file is torn
+      if (g_signal.exchange(signal) != 0)
+        _exit(signal_exit_code(signal));  // renames: no file is torn
   }).detach();
 }
 

@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM: the first asks the run to save and end, the second ends it at once.
+// Ctrl-C, SIGTERM and SIGHUP: the first asks the run to save and end, the second ends it at once.
 #pragma once
 
 namespace loqal {

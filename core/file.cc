@@ -60,10 +60,6 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-void rename_path(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) != 0) fail_errno(from, cat("rename to ", to), errno);
-}
-
 /// Puts the complete directory `tmp` in the place of `path`, which may exist.
 void replace_directory(const std::string& tmp, const std::string& path) {
   if (!fs::exists(path)) return rename_path(tmp, path);
@@ -241,6 +237,10 @@ std::vector<std::string> glob_files(const std::string& pattern) {
     fail_errno(pattern, "list the matching files", error);
   std::sort(paths.begin(), paths.end());
   return paths;
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) fail_errno(from, cat("rename to ", to), errno);
 }
 
 void create_directories(const std::string& path) {

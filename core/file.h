@@ -111,6 +111,9 @@ int64_t free_bytes(const std::string& path);
 /// itself the name of a file means that file.
 std::vector<std::string> glob_files(const std::string& pattern);
 
+/// Replaces what `to` names. Does not sync: write_file_atomic and AtomicDirectory do.
+void rename_path(const std::string& from, const std::string& to);
+
 /// With all parents. Error naming the component that is a file or not writable.
 void create_directories(const std::string& path);
 

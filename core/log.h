@@ -39,14 +39,13 @@ class JsonlLog {
   void write(const Json& record);
 
   const std::string& path() const { return path_; }
-  int64_t last_train_step() const { return last_train_step_; }  ///< -1 if there is none yet
 
  private:
   void supersede(int64_t resume_step);
 
   std::string path_;
   int fd_ = -1;
-  int64_t last_train_step_ = -1;
+  int64_t last_train_step_ = -1;  // -1: none yet
 };
 
 }  // namespace loqal

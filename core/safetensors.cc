@@ -38,12 +38,6 @@ std::string recognised(std::string_view file) {
   return "";
 }
 
-std::string str(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); i++) text += cat(i ? "," : "", shape[i]);
-  return text + "]";
-}
-
 /// Bytes of a tensor; false if that is negative or does not fit into 63 bits.
 bool tensor_bytes(const std::vector<int64_t>& shape, DType dtype, int64_t& bytes) {
   bytes = int64_t(size_of(dtype));
@@ -71,10 +65,10 @@ TensorInfo parse_tensor(const std::string& name, const JsonMap& entry, int64_t d
          end > data_size ? "the file is cut off or damaged: copy or download it again" : "");
   int64_t expected;
   if (!tensor_bytes(tensor.shape, tensor.dtype, expected))
-    fail(cat(where, ": its shape ", str(tensor.shape), " is negative or too large"));
+    fail(cat(where, ": its shape ", shape_text(tensor.shape), " is negative or too large"));
   if (end - begin != expected)
-    fail(cat(where, ": expected ", expected, " bytes for ", dtype, str(tensor.shape), ", found ",
-             end - begin));
+    fail(cat(where, ": expected ", expected, " bytes for ", dtype, shape_text(tensor.shape),
+             ", found ", end - begin));
   tensor.offset = begin;
   tensor.bytes = end - begin;
   return tensor;
@@ -106,6 +100,12 @@ void convert(const std::byte* from, int64_t n, float* out, Convert to_fp32) {
   }
 }
 }  // namespace
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); i++) text += cat(i ? ", " : "", shape[i]);
+  return text + "]";
+}
 
 SafetensorsReader::SafetensorsReader(const std::string& path)
     : where_(path), map_(std::make_unique<MappedFile>(path)) {
@@ -209,7 +209,7 @@ void SafetensorsWriter::declare(const std::string& name, DType dtype,
   LOQAL_ASSERT(tensors_.empty() || size_of(dtype) <= size_of(tensors_.back().dtype), path_, ": \"",
                name, "\": declare wider types first, so that all tensors are aligned");
   TensorInfo tensor{name, dtype, shape, declared_, 0};
-  LOQAL_ASSERT(tensor_bytes(shape, dtype, tensor.bytes), name, " has shape ", str(shape));
+  LOQAL_ASSERT(tensor_bytes(shape, dtype, tensor.bytes), name, " has shape ", shape_text(shape));
   declared_ += tensor.bytes;
   tensors_.push_back(std::move(tensor));
 }

@@ -32,6 +32,9 @@ struct TensorInfo {
   int64_t numel() const { return bytes / int64_t(size_of(dtype)); }
 };
 
+/// "[2, 3]", for messages.
+std::string shape_text(const std::vector<int64_t>& shape);
+
 class SafetensorsReader {
  public:
   /// Errors name the file, the tensor, what was expected and what was found; another kind of file

@@ -6,6 +6,10 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,10 +31,19 @@ constexpr int kSpins = 4000;
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; i++) workers_.emplace_back([this] { worker_loop(); });
+  try {
+    for (int i = 1; i < threads; i++) workers_.emplace_back([this] { worker_loop(); });
+  } catch (const std::system_error& e) {
+    const size_t started = workers_.size() + 1;
+    stop();  // a thread that is not joined would end the process
+    fail(cat("cannot start ", threads, " threads, only ", started, ": ", e.what()),
+         "choose fewer with --threads, or raise the limit (ulimit -u)");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true);
   job_.fetch_add(1);
   job_.notify_all();
@@ -48,10 +61,25 @@ void ThreadPool::run(int64_t count, const std::function<void(int64_t)>& task) {
   busy_.store(int(workers_.size()), std::memory_order_relaxed);
   job_.fetch_add(1, std::memory_order_release);
   job_.notify_all();
-  for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(i);
+  work();
   for (int spins = 0, left; (left = busy_.load(std::memory_order_acquire)) != 0;) {
     if (++spins < kSpins) relax();
     else busy_.wait(left, std::memory_order_acquire);
+  }
+  if (!failed_.load(std::memory_order_relaxed)) [[likely]]
+    return;
+  failed_.store(false, std::memory_order_relaxed);
+  std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+/// Tasks of the current job until none is left. The exception waits in error_: thrown from here it
+/// would end the process, or unwind what other threads still use.
+void ThreadPool::work() noexcept {
+  try {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) (*task_)(i);
+  } catch (...) {
+    next_.store(count_, std::memory_order_relaxed);  // nobody begins another task
+    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
   }
 }
 
@@ -64,7 +92,7 @@ void ThreadPool::worker_loop() {
     }
     seen = now;
     if (stop_.load()) return;
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) (*task_)(i);
+    work();
     if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
   }
 }

@@ -4,8 +4,8 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
 
@@ -13,6 +13,7 @@ namespace loqal {
 
 class ThreadPool {
  public:
+  /// Error if the system does not let this process have so many threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -21,7 +22,8 @@ class ThreadPool {
   int threads() const { return int(workers_.size()) + 1; }
 
   /// Calls task(i) once for each i in [0, count), in any order, and returns when all are done.
-  /// Not reentrant; called by one thread at a time. A task must not throw.
+  /// Not reentrant; called by one thread at a time. If a task throws, tasks that nobody has begun
+  /// are left out, and the first exception comes out of run() once no thread is inside a task.
   void run(int64_t count, const std::function<void(int64_t)>& task);
 
   /// Cuts [0, n) into chunks of `grain` elements (the last may be shorter): body(first, last).
@@ -35,13 +37,17 @@ class ThreadPool {
 
  private:
   void worker_loop();
+  void work() noexcept;
+  void stop();
 
   std::vector<std::thread> workers_;
   const std::function<void(int64_t)>* task_ = nullptr;
   int64_t count_ = 0;
-  std::atomic<uint64_t> job_{0};  // number of the current job; waiting threads watch it
-  std::atomic<int64_t> next_{0};  // next task of the current job
-  std::atomic<int> busy_{0};      // workers that have not finished the current job
+  std::atomic<uint64_t> job_{0};     // number of the current job; waiting threads watch it
+  std::atomic<int64_t> next_{0};     // next task of the current job
+  std::atomic<int> busy_{0};         // workers that have not finished the current job
+  std::atomic<bool> failed_{false};  // a task of the current job has thrown
+  std::exception_ptr error_;         // by whoever set failed_; read when all are idle
   std::atomic<bool> stop_{false};
 };
 

@@ -27,7 +27,6 @@ class ByteSource {
   size_t read(char* out, size_t size);
 
   FileKind content() const { return content_; }  ///< of the (inflated) content
-  bool gzip() const { return gzip_; }
 
  private:
   size_t read_file(char* out, size_t size);

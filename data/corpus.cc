@@ -1,6 +1,7 @@
 #include "data/corpus.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -10,6 +11,8 @@ namespace loqal {
 namespace {
 
 constexpr size_t kMaxOpen = 64;  // mapped shards; keeps address space and file tables small
+
+constexpr int64_t kStartTokens = 1 << 20;  // where start_token() looks for an eos
 
 constexpr const char* kSameTokenizer = "tokenize all data with one tokenizer and give that one";
 
@@ -28,6 +31,13 @@ std::vector<std::string> expand(const std::vector<std::string>& patterns, const 
   return paths;
 }
 
+/// min(), which means "not scanned", if nobody can tell.
+std::filesystem::file_time_type changed(const std::string& path) {
+  std::error_code error;
+  const auto time = std::filesystem::last_write_time(path, error);
+  return error ? std::filesystem::file_time_type::min() : time;
+}
+
 int64_t windows_in(int64_t tokens, int T) { return tokens > 0 ? (tokens - 1) / T : 0; }
 
 }  // namespace
@@ -42,6 +52,7 @@ Corpus::Corpus(const std::vector<std::string>& patterns, const std::string& role
     if (header.vocab_size > 0) check_agreement(files_.size() - 1, header);
   }
   shards_.resize(files_.size());
+  scanned_.assign(files_.size(), std::filesystem::file_time_type::min());
   if (tokenizer && known_.vocab_size > 0) check_tokenizer(*tokenizer);
 }
 
@@ -81,6 +92,34 @@ void Corpus::check_tokenizer(const TokenizerInfo& tokenizer) const {
          kSameTokenizer);
 }
 
+void Corpus::check_same_tokenizer(const Corpus& other) const {
+  if (known_.vocab_size == 0 || other.known_.vocab_size == 0) return;
+  const auto same = [&](const char* what, bool both_known, const auto& a, const auto& b) {
+    if (both_known && a != b)
+      fail(cat(role_, " and ", other.role_, " data disagree: ", files_[known_file_].path, " has ",
+               what, " ", a, ", ", other.files_[other.known_file_].path, " has ", b),
+           kSameTokenizer);
+  };
+  const ShardHeader &a = known_, &b = other.known_;
+  same("vocabulary size", true, a.vocab_size, b.vocab_size);
+  same("tokenizer hash", a.tokenizer_hash != 0 && b.tokenizer_hash != 0, to_hex(a.tokenizer_hash),
+       to_hex(b.tokenizer_hash));
+  same("bos id", a.bos >= 0 && b.bos >= 0, a.bos, b.bos);
+  same("eos id", a.eos >= 0 && b.eos >= 0, a.eos, b.eos);
+  same("pad id", a.pad >= 0 && b.pad >= 0, a.pad, b.pad);
+}
+
+int Corpus::start_token() {
+  const auto file =
+      std::find_if(files_.begin(), files_.end(), [](const CorpusFile& f) { return f.tokens > 0; });
+  if (file == files_.end()) return -1;
+  std::vector<int32_t> start(size_t(std::min(file->tokens, kStartTokens)));
+  open(size_t(file - files_.begin())).read(0, int64_t(start.size()), start.data());
+  if (bos() >= 0 && start[0] == bos()) return bos();
+  const bool has_eos = eos() >= 0 && std::find(start.begin(), start.end(), eos()) != start.end();
+  return has_eos ? eos() : -1;
+}
+
 int64_t Corpus::windows(int T) const {
   int64_t total = 0;
   for (const CorpusFile& file : files_) total += windows_in(file.tokens, T);
@@ -98,7 +137,12 @@ const Shard& Corpus::open(size_t file) {
     shards_[recent_.back()].reset();
     recent_.pop_back();
   }
-  auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_);
+  // The time is taken before the scan: a change during it is then seen at the next opening.
+  const auto time = changed(files_[file].path), never = std::filesystem::file_time_type::min();
+  const bool known = scanned_[file] != never && scanned_[file] == time;
+  auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_,
+                                       known ? Shard::Ids::trust : Shard::Ids::scan);
+  scanned_[file] = time;
   if (shard->header().tokens != files_[file].tokens)
     fail(cat(files_[file].path, ": had ", files_[file].tokens, " tokens at the start, now ",
              shard->header().tokens),

@@ -1,8 +1,10 @@
 // A corpus: all shards that a pattern matches, seen as one long list of training windows. Headers
-// are checked at the start; a shard's ids are checked when it is first opened, before a batch of it
-// is used, so that start-up does not grow with the corpus (design.md, "Data").
+// are checked at the start; a shard's ids are scanned once, when it is first opened, before a batch
+// of it is used, so that start-up does not grow with the corpus (design.md, "Data"). A shard that
+// was closed because too many are open is scanned again only if its file has changed since.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <list>
 #include <memory>
 #include <string>
@@ -35,6 +37,10 @@ class Corpus {
   Corpus(const std::vector<std::string>& patterns, const std::string& role, int model_vocab,
          const TokenizerInfo* tokenizer = nullptr);
 
+  /// Error naming a file and the value of both sides if `other` (the validation set, say) was made
+  /// by another tokenizer: vocabulary, tokenizer hash and special ids, as far as both know them.
+  void check_same_tokenizer(const Corpus& other) const;
+
   const std::string& role() const { return role_; }
   const std::vector<CorpusFile>& files() const { return files_; }
   int64_t tokens() const { return tokens_; }
@@ -43,6 +49,9 @@ class Corpus {
   int bos() const { return known_.bos; }  ///< -1: none or unknown; eos, pad as well
   int eos() const { return known_.eos; }
   int pad() const { return known_.pad; }
+  /// The id that stands before a text in this data: bos if the first shard begins with it, else eos
+  /// if that shard has one near its start (before each text or between two), else -1. Opens it.
+  int start_token();
 
   /// Windows of T inputs: window w of a shard is its tokens [wT, wT + T], inputs and targets
   /// shifted by one. They tile the shard, so that every token but the first, and but up to T - 1 at
@@ -65,11 +74,12 @@ class Corpus {
   int64_t tokens_ = 0;
   ShardHeader known_;      // of the first shard that says what it is; zeros and -1 until then
   size_t known_file_ = 0;  // that shard
-  std::vector<std::unique_ptr<Shard>> shards_;  // per file; null unless open
-  std::list<size_t> recent_;                    // open files, the latest first
-  int index_T_ = 0;                             // first_window_ is for this T
-  std::vector<int64_t> first_window_;           // [files + 1]
-  std::vector<int32_t> row_;                    // [T + 1]
+  std::vector<std::unique_ptr<Shard>> shards_;            // per file; null unless open
+  std::vector<std::filesystem::file_time_type> scanned_;  // per file; min(): not yet
+  std::list<size_t> recent_;                              // open files, the latest first
+  int index_T_ = 0;                                       // first_window_ is for this T
+  std::vector<int64_t> first_window_;                     // [files + 1]
+  std::vector<int32_t> row_;                              // [T + 1]
 };
 
 }  // namespace loqal

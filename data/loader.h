@@ -60,7 +60,9 @@ class EvalLoader {
   EvalLoader(Corpus& corpus, int B, int T, int64_t max_tokens);
 
   int64_t batches() const { return (windows_ + B_ - 1) / B_; }
-  int64_t tokens() const { return windows_ * T_; }  ///< targets of all batches (padded rows aside)
+  /// Positions of all batches, missing rows aside. An upper bound of the targets: in padded shards
+  /// some are -1 and count for nothing. The true number is the sum of what batch() returns.
+  int64_t tokens() const { return windows_ * T_; }
   /// tokens[B, T], targets[B, T] of batch i. Missing rows of the last batch: token 0, target -1.
   /// Returns the number of targets that are not -1.
   int64_t batch(int64_t i, int32_t* tokens, int32_t* targets);

@@ -40,9 +40,12 @@ void format_shard_header(const ShardHeader& header, uint8_t* out);
 /// One shard, mapped read-only. Any number of threads may read.
 class Shard {
  public:
-  /// Maps the file and scans all its ids once: Error with file, token offset, id and vocabulary for
-  /// an id >= vocab_size (of the model) or >= the header's own. vocab_size 0: not known, no limit.
-  Shard(const std::string& path, int vocab_size);
+  enum class Ids { scan, trust };
+
+  /// Maps the file and, unless they are to be trusted, scans all its ids: Error with file, token
+  /// offset, id and vocabulary for an id >= vocab_size (of the model) or >= the header's own.
+  /// vocab_size 0: not known, no limit. Trust is for a file that was scanned before.
+  Shard(const std::string& path, int vocab_size, Ids ids = Ids::scan);
 
   const ShardHeader& header() const { return header_; }
   /// out[count] = tokens [begin, begin + count); the range must lie inside the shard.
@@ -50,7 +53,6 @@ class Shard {
 
  private:
   void check_ids(int limit) const;
-
   const uint8_t* ids() const;
 
   const MappedFile file_;

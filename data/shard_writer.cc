@@ -19,11 +19,6 @@ namespace fs = std::filesystem;
 
 std::string tmp_path(const std::string& path) { return path + ".tmp"; }
 
-void rename_file(const std::string& from, const std::string& to) {
-  if (std::rename(from.c_str(), to.c_str()) != 0)
-    fail(cat("cannot rename ", from, " to ", to, ": ", std::strerror(errno)));
-}
-
 /// Over the first bytes of a complete file.
 void write_header(const std::string& path, const ShardHeader& header) {
   uint8_t words[kShardHeaderBytes];
@@ -124,7 +119,7 @@ const std::vector<WrittenShard>& ShardWriter::finish() {
 }
 
 void ShardWriter::publish() {
-  for (const WrittenShard& shard : shards_) rename_file(tmp_path(shard.path), shard.path);
+  for (const WrittenShard& shard : shards_) rename_path(tmp_path(shard.path), shard.path);
   for (const std::string& path : existing_shards(prefix_)) {
     // Names, not paths: "a//b" and "a/b" are the same folder.
     const bool ours = std::any_of(shards_.begin(), shards_.end(), [&](const WrittenShard& s) {

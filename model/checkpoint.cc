@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "core/file.h"
 #include "core/json.h"
@@ -16,8 +17,11 @@ namespace loqal {
 namespace {
 
 constexpr int kStateVersion = 1;
-constexpr const char* kTokenizerNames[] = {"tokenizer.model", "spiece.model", "encoder.json",
-                                           "vocab.json"};
+// Files that make a tokenizer together; "" for none.
+constexpr std::pair<const char*, const char*> kTokenizerFiles[] = {{"tokenizer.model", ""},
+                                                                   {"spiece.model", ""},
+                                                                   {"encoder.json", "vocab.bpe"},
+                                                                   {"vocab.json", "merges.txt"}};
 
 // GPT-2's published layout keeps the weights of its linear layers as [in, out] (Conv1D).
 bool stored_transposed(const Model& model, const Param& p) {
@@ -105,12 +109,6 @@ int64_t step_of(const std::string& name) {
   return error == std::errc() && end == name.data() + name.size() ? step : -1;
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); i++) text += cat(i ? ", " : "", shape[i]);
-  return text + "]";
-}
-
 }  // namespace
 
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
@@ -147,6 +145,8 @@ Json read_checkpoint_state(const std::string& path) {
   if (version != kStateVersion)
     fail(cat(where, ": checkpoint version ", version, ", expected ", kStateVersion));
   const Json files = get<Json>(state, "files", where);
+  for (const char* name : {"model.safetensors", "state.safetensors", "config.json"})
+    get<Json>(files, name, where + ": files");
   for (const auto& [name, entry] : files.items())
     verify_file(path + "/" + name,
                 {get<int64_t>(entry, "bytes", where), get<uint32_t>(entry, "crc32", where)});
@@ -213,8 +213,9 @@ ModelConfig read_model_config(const std::string& path) {
 }
 
 std::string find_tokenizer(const std::string& path) {
-  for (const char* name : kTokenizerNames)
-    if (std::filesystem::exists(path + "/" + name)) return path;
+  const auto exists = [&](const char* name) { return std::filesystem::exists(path + "/" + name); };
+  for (const auto& [one, other] : kTokenizerFiles)
+    if (exists(one) && exists(other)) return path;  // "" is the directory
   return "";
 }
 
@@ -248,7 +249,7 @@ void set_aside_checkpoints_after(const std::string& out, int64_t step) {
   for (const std::string& path : list_checkpoints(out)) {
     if (step_of(std::filesystem::path(path).filename()) <= step) continue;
     remove_tree(path + ".superseded");
-    std::filesystem::rename(path, path + ".superseded");
+    rename_path(path, path + ".superseded");
   }
 }
 

@@ -47,8 +47,7 @@ int read_start_token(const std::string& path);
 /// The configuration of such a directory.
 ModelConfig read_model_config(const std::string& path);
 
-/// Where the tokenizer of such a directory lies (a model file or the directory itself), "" if
-/// nowhere.
+/// `path` itself if load_tokenizer() finds a tokenizer's files there, else "".
 std::string find_tokenizer(const std::string& path);
 
 /// Complete step directories under `out`, oldest first; what a crash left unfinished is ignored.

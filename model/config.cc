@@ -1,5 +1,9 @@
 #include "model/config.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "core/error.h"
 #include "core/json.h"
 #include "core/suggest.h"
@@ -38,6 +42,69 @@ constexpr Preset kPresets[] = {
     {"async-150M", Arch::llama, 896, 2392, 16, 64, 12, 32000, 1024, true},
 };
 
+/// Keys of a foreign config.json that change what the model computes: each must be absent, null or
+/// what this program does.
+class ForeignKeys {
+ public:
+  ForeignKeys(const Json& json, const std::string& where) : json_(json), where_(where) {}
+
+  void require(const char* key, bool ours) const {
+    if (get_or<bool>(json_, key, where_, ours) != ours) refuse(key, ours ? "true" : "false");
+  }
+  void require(const char* key, const std::vector<std::string>& ours) const {
+    const std::string found = get_or<std::string>(json_, key, where_, ours[0]);
+    if (std::find(ours.begin(), ours.end(), found) == ours.end()) refuse(key, ours[0]);
+  }
+  void require_none(const char* key) const {
+    if (json_.contains(key) && !json_[key].is_null()) refuse(key, "null");
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* key, const std::string& ours) const {
+    fail(cat(where_, ": \"", key, "\": expected ", ours, ", found ",
+             json_detail::shortened(json_[key])),
+         "loqal does not compute that kind of model");
+  }
+  const Json& json_;
+  const std::string where_;
+};
+
+void check_gpt2_math(const Json& j, const std::string& where) {
+  const ForeignKeys keys(j, where);
+  keys.require("activation_function", {"gelu_new", "gelu_pytorch_tanh"});  // one formula, two names
+  keys.require("scale_attn_weights", true);
+  keys.require("scale_attn_by_inverse_layer_idx", false);
+  keys.require("add_cross_attention", false);
+  keys.require("tie_word_embeddings", true);
+}
+
+void check_llama_math(const Json& j, const std::string& where) {
+  const ForeignKeys keys(j, where);
+  keys.require("hidden_act", std::vector<std::string>{"silu"});
+  keys.require("attention_bias", false);
+  keys.require("mlp_bias", false);
+  keys.require_none("rope_scaling");
+}
+
+/// The base of the rotary angles: under "rope_parameters" in files of transformers 5, before beside
+/// the other keys.
+double read_rope_theta(const Json& j, const std::string& where) {
+  if (!j.contains("rope_parameters") || j["rope_parameters"].is_null())
+    return get_or<double>(j, "rope_theta", where, 10000);
+  const Json rope = get<Json>(j, "rope_parameters", where);
+  const std::string there = where + ": rope_parameters";
+  ForeignKeys(rope, there).require("rope_type", std::vector<std::string>{"default"});
+  if (get_or<double>(rope, "partial_rotary_factor", there, 1) != 1)
+    fail(there + ": \"partial_rotary_factor\": expected 1");
+  return rope.contains("rope_theta") ? get<double>(rope, "rope_theta", there)
+                                     : get<double>(j, "rope_theta", where);
+}
+
+void check_positive(double x, const char* key, const std::string& where) {
+  if (!(x > 0) || !std::isfinite(float(x)))
+    fail(cat(where, ": \"", key, "\": expected a positive number, found ", x));
+}
+
 }  // namespace
 
 std::vector<std::string> preset_names() {
@@ -75,8 +142,9 @@ void validate(const ModelConfig& c) {
   at_least("--ffn", c.F, 1);
   at_least("--vocab", c.V, 2);
   at_least("--seq-len", c.T, 1);
-  const double weights = double(c.L) * double(c.C) * (4.0 * double(c.NH) * double(c.HS) + 3.0 * double(c.F)) +
-                         double(c.C) * double(c.V);
+  const double weights =
+      double(c.L) * double(c.C) * (4.0 * double(c.NH) * double(c.HS) + 3.0 * double(c.F)) +
+      double(c.C) * double(c.V);
   if (weights > 1e13)
     fail_usage(cat("this model has ", weights, " weights; sizes are computed for up to 1e13"));
   if (c.NH % c.NKV) fail_usage(cat("--kv-heads ", c.NKV, ": must divide --heads ", c.NH));
@@ -126,7 +194,8 @@ Json to_hf_config(const ModelConfig& c, int bos, int eos) {
     j["rope_theta"] = double(c.rope_theta);
     j["attention_bias"] = false;
   }
-  if (c.HS * c.NH != c.C) j["head_dim"] = c.HS;
+  if (c.own_heads()) j["head_dim"] = c.HS;
+  if (gpt2 && c.own_heads()) j["loqal_only"] = "head_dim: transformers' GPT-2 has no such key";
   j["tie_word_embeddings"] = c.tied;
   j["bos_token_id"] = bos >= 0 ? Json(bos) : Json(nullptr);
   j["eos_token_id"] = eos >= 0 ? Json(eos) : Json(nullptr);
@@ -140,10 +209,16 @@ ModelConfig from_hf_config(const Json& j, const std::string& where) {
   if (type != "gpt2" && type != "llama")
     fail(cat(where, ": model_type is \"", type, "\"; expected \"gpt2\" or \"llama\""));
   c.arch = type == "gpt2" ? Arch::gpt2 : Arch::llama;
-  const auto number = [&](const char* key) { return get<int64_t>(j, key, where); };
+  // 32 bits: no product of two sizes overflows.
+  const auto number = [&](const char* key) {
+    const int64_t n = get<int64_t>(j, key, where), most = std::numeric_limits<int32_t>::max();
+    if (n < 1 || n > most) fail(cat(where, ": \"", key, "\": expected 1 to ", most, ", found ", n));
+    return n;
+  };
   const auto present = [&](const char* key) { return j.contains(key) && !j[key].is_null(); };
   c.V = number("vocab_size");
   if (c.arch == Arch::gpt2) {
+    check_gpt2_math(j, where);
     c.T = number("n_positions"), c.C = number("n_embd"), c.L = number("n_layer"),
     c.NH = number("n_head");
     c.NKV = c.NH;
@@ -151,17 +226,24 @@ ModelConfig from_hf_config(const Json& j, const std::string& where) {
     c.norm_eps = float(get<double>(j, "layer_norm_epsilon", where));
     c.tied = true;
   } else {
+    check_llama_math(j, where);
     c.C = number("hidden_size"), c.F = number("intermediate_size"),
     c.L = number("num_hidden_layers");
     c.NH = number("num_attention_heads"), c.T = number("max_position_embeddings");
     c.NKV = present("num_key_value_heads") ? number("num_key_value_heads") : c.NH;
     c.norm_eps = float(get<double>(j, "rms_norm_eps", where));
-    c.rope_theta = present("rope_theta") ? float(get<double>(j, "rope_theta", where)) : 10000.0f;
+    c.rope_theta = float(read_rope_theta(j, where));
     c.tied = present("tie_word_embeddings") && get<bool>(j, "tie_word_embeddings", where);
   }
-  if (c.NH < 1 || (!present("head_dim") && c.C % c.NH))
+  check_positive(c.norm_eps, c.arch == Arch::gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", where);
+  check_positive(c.rope_theta, "rope_theta", where);
+  if (c.NKV > c.NH || c.NH % c.NKV)
+    fail(cat(where, ": \"num_key_value_heads\": ", c.NKV, " does not divide ", c.NH, " heads"));
+  if (!present("head_dim") && c.C % c.NH)
     fail(cat(where, ": ", c.NH, " heads do not divide width ", c.C));
   c.HS = present("head_dim") ? number("head_dim") : c.C / c.NH;
+  if (c.arch == Arch::llama && c.HS % 2)
+    fail(cat(where, ": \"head_dim\": ", c.HS, " must be even, rotary embedding turns pairs"));
   return c;
 }
 

@@ -19,7 +19,7 @@ struct ModelConfig {
   int64_t C = 0;
   int64_t NH = 0;
   int64_t NKV = 0;  ///< divides NH; GPT-2: equal to NH
-  int64_t HS = 0;   ///< need not be C / NH; even for Llama (RoPE)
+  int64_t HS = 0;   ///< need not be C / NH (see own_heads()); even for Llama (RoPE)
   int64_t F = 0;
   int64_t V = 0;
   int64_t T = 0;
@@ -30,6 +30,10 @@ struct ModelConfig {
   /// Rows of the embedding in memory. The padding rows are zero, get no gradient, and are never
   /// part of logits, loss or checkpoints.
   int64_t Vp() const { return (V + 127) / 128 * 128; }
+  /// Heads that are not C / NH wide: "head_dim" in config.json. Llama in transformers knows that
+  /// key, GPT-2 does not: there its heads are always n_embd / n_head wide, so that such a GPT-2
+  /// checkpoint is read by loqal alone. Its config.json says so under "loqal_only".
+  bool own_heads() const { return NH * HS != C; }
   const char* arch_name() const { return arch == Arch::gpt2 ? "gpt2" : "llama"; }
 };
 
@@ -46,7 +50,9 @@ void validate(const ModelConfig& config);
 /// 6 L NH HS T (Chowdhery et al. 2022, appendix B, halved for the causal mask).
 double flops_per_token(const ModelConfig& config);
 
-/// Hugging Face's config.json for this model, and back (Error names the file and the key).
+/// Hugging Face's config.json for this model, and back. Error naming the file and the key for a key
+/// that is missing, or that asks for a model whose results ours would not be (RoPE scaling, other
+/// activations, biases ...).
 Json to_hf_config(const ModelConfig& config, int bos, int eos);  ///< ids: -1 is null
 ModelConfig from_hf_config(const Json& json, const std::string& where);
 

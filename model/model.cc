@@ -108,7 +108,7 @@ void Model::refresh_compute_copy() {
 }
 
 void Model::init_random(uint64_t seed) {
-  ThreadPool pool(usable_cpus());
+  ThreadPool pool(options_.threads > 0 ? options_.threads : usable_cpus());
   std::vector<float> host;
   for (int i = 0; i < table_.size(); i++) {
     const Param& p = table_[i];

@@ -14,6 +14,7 @@ struct ModelOptions {
   DType X = DType::F32;    ///< compute type: F32 or BF16
   bool recompute = false;  ///< keep only each block's input; run its forward again in backward
   bool training = true;    ///< false: forward only, activations of one block
+  int threads = 0;         ///< of init_random, on the host; 0: as many as CPUs
 };
 
 class Model {
@@ -35,7 +36,7 @@ class Model {
   void refresh_compute_copy();  ///< after parameters were written by anyone but the optimizer
 
   /// N(0, 0.02); GPT-2's projections into the residual stream N(0, 0.02 / sqrt(2L)); norms 1,
-  /// biases 0. A pure function of the seed.
+  /// biases 0. A pure function of the seed, whatever the threads.
   void init_random(uint64_t seed);
 
   /// Sum over targets of -log p(target). tokens, targets [B,T] on the host; target -1 is ignored.

@@ -4,11 +4,17 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/error.h"
 #include "core/philox.h"
 
 namespace loqal {
 
 int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u) {
+  // NaN compares with nothing, which std::sort must not see; infinity - infinity is NaN as well.
+  for (size_t i = 0; i < logits.size(); i++)
+    if (!std::isfinite(logits[i]))
+      fail_nonfinite(cat("cannot sample: the logit of token ", i, " is ", logits[i]),
+                     "the model's weights are damaged or its training diverged");
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](int32_t a, int32_t b) {

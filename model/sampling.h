@@ -18,6 +18,7 @@ struct SamplingConfig {
 
 /// One draw from softmax(logits / temperature), cut to the smallest set of tokens whose probability
 /// is at least top_p. u in [0, 1) is the random number. Ties go to the smaller id.
+/// Error (exit 3) if a logit is not finite.
 int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u);
 
 /// Continues `prompt` (not empty); beyond config.T tokens the oldest are forgotten. `emit` sees

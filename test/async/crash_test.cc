@@ -83,7 +83,7 @@ TEST_F(Crash, SecondSignalEndsAtOnce) {
   EXPECT_EQ(o.exit_code, 130) << o.output;
   EXPECT_EQ(o.output.find("interrupted"), std::string::npos) << "it saved and said goodbye";
   EXPECT_EQ(last_logged("out/log.jsonl"), step);
-  for (const auto& [name, bytes] : files("out")) EXPECT_EQ(name, "log.jsonl");
+  for (const auto& [name, bytes] : files("out")) EXPECT_FALSE(name.starts_with("step_")) << name;
 }
 
 // C4. Half of the time goes into saving, so that kills meet it; whatever they leave, the newest
@@ -94,7 +94,7 @@ TEST_F(Crash, KillAtRandomMomentsThenResume) {
   int killed = 0, sessions = 0, met_saving = 0;
   for (bool done = false; !done && sessions < 60; sessions++) {
     const pid_t child = start(options + " --out part --resume auto");
-    if (killed < 6) {
+    if (killed < 20) {
       wait_for_step("part/log.jsonl", last_logged("part/log.jsonl") + 1, child);
       sleep_ms(random_.bits(100 + uint64_t(sessions)) % 40);
       kill(child, SIGKILL);

@@ -77,7 +77,7 @@ TEST_F(TrainCli, WhatAResumeRefusesAndAllows) {
   const std::string command = tiny_ + data_ + " --steps 20 --lr 1e-3";
   expect(command, 0);
   const std::string log = slurp("out/log.jsonl");
-  expect(command, 1, {"out/log.jsonl", "already holds a run", "--resume out", "--out"});
+  expect(command, 1, {"out", "already holds a run", "--resume out", "--out"});
   expect("--resume out", 0, {"out/step_00000020", "finished at step 20", "larger --steps"});
   expect("--resume auto", 0, {"finished at step 20"});
   expect(command + " --resume auto", 0, {"finished at step 20"});

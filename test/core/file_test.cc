@@ -162,6 +162,17 @@ TEST(File, GlobIsSortedAndLiteralNamesCount) {
   EXPECT_TRUE(glob_files(dir / "none*").empty());
 }
 
+TEST(File, RenameReplacesAndNamesBothPaths) {
+  const TempDir dir;
+  write_file_atomic(dir / "a", "new");
+  write_file_atomic(dir / "b", "old");
+  rename_path(dir / "a", dir / "b");
+  EXPECT_EQ(read_file(dir / "b"), "new");
+  const std::string message = error_of([&] { rename_path(dir / "a", dir / "c"); });
+  EXPECT_CONTAINS(message, dir / "a");
+  EXPECT_CONTAINS(message, dir / "c");
+}
+
 TEST(File, CreateDirectoriesNamesTheCulprit) {
   const TempDir dir;
   create_directories(dir / "a/b/c");

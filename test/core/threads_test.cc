@@ -1,8 +1,12 @@
 #include "core/threads.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <numeric>
+#include <stdexcept>
+
+#include "test/core/files.h"
 
 namespace loqal {
 namespace {
@@ -55,6 +59,31 @@ TEST_P(Threads, SleepingWorkersWakeUp) {
   }
 }
 
+// The pool goes on working afterwards, and nobody is inside a task when the exception comes out.
+TEST_P(Threads, AnExceptionComesOutOfRun) {
+  ThreadPool pool(GetParam());
+  for (int job = 0; job < 200; job++) {
+    std::atomic<int> inside{0}, begun{0};
+    try {
+      pool.run(1000, [&](int64_t i) {
+        inside++, begun++;
+        const bool bad = i == job || i == job + 1;  // often two at a time
+        if (!bad && i > job) std::this_thread::yield();
+        inside--;
+        if (bad) throw std::runtime_error(cat("task ", i));
+      });
+      FAIL() << "no exception";
+    } catch (const std::runtime_error& e) {
+      EXPECT_EQ(inside, 0);
+      EXPECT_CONTAINS(e.what(), "task ");
+    }
+    EXPECT_LT(begun, 1000) << "the rest is left out";
+    std::atomic<int64_t> sum{0};
+    pool.run(100, [&](int64_t i) { sum += i; });
+    EXPECT_EQ(sum, 4950);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Counts, Threads, testing::Values(1, 2, 5));
 
 TEST(ThreadsTest, PoolsNestAndEndWithoutWork) {
@@ -67,6 +96,24 @@ TEST(ThreadsTest, PoolsNestAndEndWithoutWork) {
   EXPECT_EQ(done, 32);
   EXPECT_GE(usable_cpus(), 1);
 }
+
+#if !defined(__SANITIZE_THREAD__)  // which starts no threads in a child process
+TEST(ThreadsTest, TooManyThreadsAreAnErrorWithAHint) {
+  EXPECT_TRUE(true_in_child([] {
+    // The limit counts a user's processes; root has none, so the child becomes somebody else.
+    if (getuid() == 0 && setuid(54321) != 0) return false;
+    const rlimit limit{4, 4};
+    if (setrlimit(RLIMIT_NPROC, &limit) != 0) return false;
+    try {
+      ThreadPool pool(64);
+    } catch (const Error& e) {
+      return std::string(e.what()).starts_with("cannot start 64 threads") &&
+             e.hint.find("--threads") != std::string::npos;
+    }
+    return false;
+  }));
+}
+#endif
 
 }  // namespace
 }  // namespace loqal

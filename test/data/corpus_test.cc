@@ -1,5 +1,7 @@
 #include "data/corpus.h"
 
+#include <filesystem>
+
 #include "test/data/data_test_util.h"
 
 namespace loqal {
@@ -103,6 +105,69 @@ TEST_F(CorpusTest, MoreShardsThanStayOpen) {
       corpus.window(i, 4, in, out);
       ASSERT_EQ(in[0], i * 5);
     }
+}
+
+// Scanning is what costs: with more shards than stay open every batch would scan some again.
+TEST_F(CorpusTest, AShardIsScannedOnceUnlessItsFileChanges) {
+  for (int i = 0; i < 70; i++)
+    write(cat("s_", 100 + i, ".bin"), llmc_shard(distinct_ids(i * 5, 5)));
+  Corpus corpus({path("s_*.bin")}, "training", 1000);
+  int32_t in[4], out[4];
+  const auto all = [&] {
+    for (int i = 0; i < 70; i++) corpus.window(i, 4, in, out);
+  };
+  all();
+  // Bad ids in the place of the first shard's, and the time as before: only a scan would see them.
+  const std::filesystem::path first = path("s_100.bin");
+  const auto time = std::filesystem::last_write_time(first);
+  write("s_100.bin", llmc_shard<uint16_t>({1000, 1001, 1002, 1003, 1004}));
+  std::filesystem::last_write_time(first, time);
+  EXPECT_EQ(error_of(all), "");
+  EXPECT_EQ(error_of(all), "");
+  std::filesystem::last_write_time(first, time + std::chrono::seconds(2));
+  EXPECT_ERROR(all(), "s_100.bin", "id 1000");
+  EXPECT_EQ(error_of([&] { Shard(first.string(), 1000, Shard::Ids::trust); }), "");
+}
+
+// D2: training and validation data by one tokenizer; what one side does not know is no difference.
+TEST_F(CorpusTest, OneTokenizerForTrainingAndValidation) {
+  const auto corpus = [&](const std::string& name, const std::string& role) {
+    return Corpus({path(name)}, role, 1000);
+  };
+  const auto file = [&](const char* name, int vocab, int bos, int eos, int hash) {
+    write(name,
+          llmc_shard(distinct_ids(0, 11),
+                     {{3, kTag}, {4, 1}, {5, vocab}, {6, bos}, {7, eos}, {8, -1}, {9, hash}}));
+  };
+  file("a.bin", 512, 1, 2, 7);
+  file("vocab.bin", 600, 1, 2, 7), file("hash.bin", 512, 1, 2, 8), file("eos.bin", 512, 1, 3, 7);
+  file("no_hash.bin", 512, -1, 2, 0);
+  write("plain.bin", llmc_shard(distinct_ids(0, 11)));
+  const Corpus a = corpus("a.bin", "training");
+  const auto check = [&](const char* name) { a.check_same_tokenizer(corpus(name, "validation")); };
+  EXPECT_ERROR(check("vocab.bin"), "training", "validation", "a.bin", "vocab.bin", "512", "600");
+  EXPECT_ERROR(check("hash.bin"), "a.bin", "hash.bin", "0007", "0008", "one tokenizer");
+  EXPECT_ERROR(check("eos.bin"), "a.bin", "eos.bin", "eos id 2", "has 3");
+  for (const char* name : {"a.bin", "no_hash.bin", "plain.bin"})
+    EXPECT_EQ(error_of([&] { check(name); }), "") << name;
+  EXPECT_EQ(error_of([&] { corpus("plain.bin", "training").check_same_tokenizer(a); }), "");
+}
+
+TEST_F(CorpusTest, StartTokenIsWhatStandsBeforeATextInTheData) {
+  const auto start = [&](const std::vector<uint16_t>& ids, int bos, int eos) {
+    write("0.bin", llmc_shard<uint16_t>({}));  // an empty shard says nothing
+    write("t.bin", llmc_shard(ids, {{3, kTag}, {4, 1}, {5, 100}, {6, bos}, {7, eos}, {8, -1}}));
+    return Corpus({path("*.bin")}, "training", 100).start_token();
+  };
+  EXPECT_EQ(start({1, 5, 6, 2, 1, 7, 2}, 1, 2), 1);  // bos before each text
+  EXPECT_EQ(start({5, 6, 2, 7, 8, 2}, 1, 2), 2);     // eos after each text: between two
+  EXPECT_EQ(start({2, 5, 6, 2, 7, 8}, -1, 2), 2);    // before each text
+  EXPECT_EQ(start({5, 6, 7, 8, 1, 9}, 1, 2), -1);    // made without either
+  EXPECT_EQ(start({5, 6, 7, 8}, -1, -1), -1);
+  std::vector<uint16_t> late(size_t(1) << 20, 5);
+  late.push_back(2);
+  EXPECT_EQ(start(late, 1, 2), -1) << "only the start is searched";
+  EXPECT_EQ(Corpus({path("0.bin")}, "training", 100).start_token(), -1);
 }
 
 TEST_F(CorpusTest, ARewrittenShardIsNoticed) {

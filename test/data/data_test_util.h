@@ -87,6 +87,21 @@ std::string llmc_shard(const std::vector<Id>& ids,
   return out;
 }
 
+/// GPT-2's spelling of a byte (its bytes_to_unicode), built from the listed ranges of the original.
+inline std::string spelling(int byte) {
+  std::vector<bool> printable(256, false);
+  for (int b = '!'; b <= '~'; b++) printable[size_t(b)] = true;
+  for (int b = 0xA1; b <= 0xAC; b++) printable[size_t(b)] = true;
+  for (int b = 0xAE; b <= 0xFF; b++) printable[size_t(b)] = true;
+  int c = byte;
+  if (!printable[size_t(byte)]) {
+    c = 256;
+    for (int b = 0; b < byte; b++) c += !printable[size_t(b)];
+  }
+  if (c < 0x80) return std::string(1, char(c));
+  return {char(0xC0 | c >> 6), char(0x80 | (c & 63))};
+}
+
 /// 0, 1, ... count - 1: every token tells its place.
 inline std::vector<uint16_t> distinct_ids(int first, int count) {
   std::vector<uint16_t> ids(size_t(count), 0);

@@ -1,11 +1,14 @@
-// Random damage to everything that is parsed: nothing but loqal::Error may come out (and, under
-// `make sanitize`, no bad access). The seed is fixed, so a failure reproduces.
+// Random damage (test/core/fuzz.h) to every kind of data file.
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/philox.h"
+#include <nlohmann/json.hpp>
+
 #include "data/shard.h"
 #include "data/text_reader.h"
+#include "data/tokenize.h"
+#include "data/tokenizer.h"
+#include "test/core/fuzz.h"
 #include "test/data/data_test_util.h"
 
 namespace loqal {
@@ -13,25 +16,7 @@ namespace {
 
 class FuzzTest : public DataTest {
  protected:
-  uint32_t draw(uint32_t n) { return random_.bits(next_++) % n; }
-
-  /// Some bytes changed, cut, doubled or inserted.
-  std::string damage(std::string bytes) {
-    for (uint32_t n = 1 + draw(4); n > 0 && !bytes.empty(); n--) {
-      const size_t at = draw(uint32_t(bytes.size()));
-      switch (draw(5)) {
-        case 0: bytes[at] = char(draw(256)); break;
-        case 1: bytes[at] = char(bytes[at] ^ (1 << draw(8))); break;
-        case 2: bytes.resize(at); break;
-        case 3: bytes.insert(at, bytes.substr(at, draw(40))); break;
-        default: bytes.insert(at, 1, "{}[]\",:\\u0\n\xff\x00"[draw(13)]);
-      }
-    }
-    return bytes;
-  }
-
-  const PhiloxStream random_{2024, Purpose::test};
-  uint64_t next_ = 0;
+  Damage damage;
 };
 
 TEST_F(FuzzTest, ShardHeader) {
@@ -67,7 +52,7 @@ TEST_F(FuzzTest, JsonLinesAndGzip) {
     ReadOptions options;
     options.skip_bad = i % 4 == 0;
     options.split = Split(i % 3);
-    options.max_doc_bytes = 1 + draw(200);
+    options.max_doc_bytes = 1 + damage.draw(200);
     const std::string bytes = damage(seeds[i % 3]);
     ASSERT_EQ(ftruncate(memory, 0), 0);
     ASSERT_EQ(pwrite(memory, bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
@@ -82,6 +67,64 @@ TEST_F(FuzzTest, JsonLinesAndGzip) {
   close(memory);
   EXPECT_GT(documents, 500);
 }
+
+TEST_F(FuzzTest, Gpt2Tokenizer) {
+  nlohmann::json vocabulary;
+  for (int b = 0; b < 256; b++) vocabulary[spelling(b)] = b;
+  int next = 256;
+  for (const char* piece : {"he", "ll", "hell", "hello", "<|endoftext|>"})
+    vocabulary[piece] = next++;
+  const std::string pieces = vocabulary.dump();
+  const std::string merges = "#version: 0.2\nh e\nl l\nhe ll\nhell o\n";
+  const FastDir dir;
+  int accepted = 0;
+  for (int i = 0; i < 500; i++) {  // 4 ms each under ASan
+    // Two of three times the merges: few damages of 256 bytes' pieces leave a vocabulary.
+    dir.write("encoder.json", i % 3 == 0 ? damage(pieces) : pieces);
+    dir.write("vocab.bpe", i % 3 == 0 ? merges : damage(merges));
+    try {
+      const auto t = load_gpt2(dir / "encoder.json", dir / "vocab.bpe");
+      for (const int32_t id : t->encode("hello hell \xc3\xa9")) {
+        ASSERT_GE(id, 0);
+        ASSERT_LT(id, t->vocab_size());
+      }
+      accepted++;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(accepted, 20);
+  EXPECT_LT(accepted, 250);
+}
+
+#if LOQAL_SENTENCEPIECE
+TEST_F(FuzzTest, SentencePieceModel) {
+  const char* syllables[] = {"the", "ca", "sat", "on", "a", "ma", "whi", "rai", "fe", "so"};
+  std::string lines;
+  while (lines.size() < 10000) {
+    lines += syllables[damage.draw(10)];
+    if (damage.draw(2) == 0) lines += damage.draw(10) == 0 ? ".\n" : " ";
+  }
+  write("in.txt", lines);
+  const FastDir dir;
+  for (const char* type : {"unigram", "bpe"}) {
+    std::ostringstream log;
+    train_spm({{path("in.txt")}, path("m"), 300, type, {}}, log);
+    const std::string model = read("m.model");
+    int accepted = 0;
+    for (int i = 0; i < 1000; i++) {
+      dir.write("m.model", damage(model));
+      try {
+        const auto t = load_sentencepiece(dir / "m.model");
+        for (const int32_t id : t->encode("the cat sat on \xc3\xa9"))
+          ASSERT_LT(id, t->vocab_size());
+        accepted++;
+      } catch (const Error&) {
+      }
+    }
+    EXPECT_LT(accepted, 950) << type;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace loqal

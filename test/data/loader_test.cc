@@ -137,6 +137,19 @@ TEST_F(LoaderTest, EvaluationIsExact) {
   EXPECT_EQ(EvalLoader(data, 7, 4, 1).tokens(), 4);
 }
 
+// What is padding in padded shards is no target: batch() says how many there are, tokens() at most.
+TEST_F(LoaderTest, EvaluationOfPaddedShardsCountsTrueTargets) {
+  write("p.bin",
+        llmc_shard<uint16_t>({5, 6, 1, 0, 0, 7, 8, 1, 0},
+                             {{3, 0x6c61716c}, {4, 1}, {5, 10}, {6, -1}, {7, 1}, {11, 5}}));
+  Corpus data({path("p.bin")}, "validation", 10);
+  EvalLoader loader(data, 2, 4, 1000);
+  ASSERT_EQ(loader.batches(), 1);
+  int32_t tokens[8], targets[8];
+  EXPECT_EQ(loader.tokens(), 8);
+  EXPECT_EQ(loader.batch(0, tokens, targets), 5);  // 6 1 . . | 7 8 1 . but for the pads
+}
+
 // D11: at construction, not at the first evaluation.
 TEST_F(LoaderTest, EmptyValidationSetIsFoundAtTheStart) {
   Corpus data = corpus(2, 8, "validation");

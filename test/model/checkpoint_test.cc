@@ -157,6 +157,18 @@ TEST_P(Checkpoint, MissingOptimizerStateIsAnError) {
   EXPECT_CONTAINS(error_of([&] { read_checkpoint_state(path_); }), "state.safetensors");
 }
 
+// "files" must name at least the model's three, or nothing would be checked.
+TEST_P(Checkpoint, AStateThatListsNoFilesIsAnError) {
+  save();
+  Json state = read_json(path_ + "/state.json");
+  state["files"].erase("state.safetensors");
+  write_file_atomic(path_ + "/state.json", dump_json(state));
+  EXPECT_CONTAINS(error_of([&] { read_checkpoint_state(path_); }), "\"state.safetensors\"");
+  state["files"] = nullptr;
+  write_file_atomic(path_ + "/state.json", dump_json(state));
+  EXPECT_CONTAINS(error_of([&] { read_checkpoint_state(path_); }), "files");
+}
+
 // N2: the last checkpoint must stay finite.
 TEST_P(Checkpoint, ANonFiniteParameterIsNotSaved) {
   save();
@@ -201,6 +213,43 @@ TEST(CheckpointNames, WithoutThePrefixLoadToo) {
   loaded.for_each([&](int i) {
     EXPECT_EQ(loaded.host(loaded.model.parameter(i)), saved.host(saved.model.parameter(i)));
   });
+}
+
+TEST(Initialization, IsTheSameForAnyNumberOfThreads) {
+  const auto weights = [](int threads) {
+    ModelConfig config = small_config(Arch::llama, false);
+    config.C = 200;  // several chunks in the larger matrices
+    const auto ops = make_cpu_ops(1);
+    Model model(*ops, config, {.B = 1, .training = false, .threads = threads});
+    model.init_random(3);
+    std::vector<float> all, host;
+    for (int i = 0; i < model.table().size(); i++) {
+      if (model.table()[i].segment == Segment::frozen) continue;
+      host.resize(size_t(model.parameter(i).numel()));
+      ops->download(host.data(), model.parameter(i));
+      all.insert(all.end(), host.begin(), host.end());
+    }
+    return all;
+  };
+  const std::vector<float> one = weights(1);
+  EXPECT_EQ(weights(3), one);
+  EXPECT_EQ(weights(0), one);
+}
+
+// What load_tokenizer() could not load is no tokenizer.
+TEST(FindTokenizer, NeedsBothFilesOfAPair) {
+  for (const auto& [one, other] :
+       {std::pair("vocab.json", "merges.txt"), std::pair("encoder.json", "vocab.bpe")}) {
+    const TempDir dir;
+    EXPECT_EQ(find_tokenizer(dir.path), "");
+    write_file_atomic(dir / one, "{}");
+    EXPECT_EQ(find_tokenizer(dir.path), "") << one;
+    write_file_atomic(dir / other, "");
+    EXPECT_EQ(find_tokenizer(dir.path), dir.path) << one;
+  }
+  const TempDir dir;
+  write_file_atomic(dir / "tokenizer.model", "x");
+  EXPECT_EQ(find_tokenizer(dir.path), dir.path);
 }
 
 class Directories : public ::testing::Test {

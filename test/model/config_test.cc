@@ -126,6 +126,72 @@ TEST(HfConfig, ErrorsNameFileAndKey) {
       "3 heads do not divide width 10");
 }
 
+// Models whose results ours would not be: each key is refused by name, its harmless values are not.
+TEST(HfConfig, OtherMathIsRefused) {
+  const auto with = [](const char* preset, const std::string& key, const std::string& value) {
+    Json j = to_hf_config(preset_config(preset), -1, -1);
+    j[key] = parse_json(value, key);
+    return from_hf_config(j, "d/config.json");
+  };
+  struct Case {
+    const char *preset, *key, *good, *bad;
+  };
+  for (const Case& c : {
+           Case{"llama-9M", "rope_scaling", "null", R"({"type":"linear","factor":2})"},
+           Case{"llama-9M", "hidden_act", "\"silu\"", "\"gelu\""},
+           Case{"llama-9M", "attention_bias", "false", "true"},
+           Case{"llama-9M", "mlp_bias", "false", "true"},
+           Case{"llama-9M", "rope_parameters", R"({"rope_type":"default","rope_theta":5e5})",
+                R"({"rope_type":"llama3","rope_theta":5e5})"},
+           Case{"llama-9M", "rope_parameters", "null", "7"},
+           Case{"llama-9M", "rope_theta", "500000", "0"},
+           Case{"llama-9M", "rms_norm_eps", "1e-5", "\"nan\""},
+           Case{"llama-9M", "num_key_value_heads", "2", "3"},
+           Case{"llama-9M", "head_dim", "64", "63"},
+           Case{"llama-9M", "hidden_size", "256", "4611686018427387905"},
+           Case{"gpt2-tiny", "activation_function", "\"gelu_pytorch_tanh\"", "\"relu\""},
+           Case{"gpt2-tiny", "scale_attn_by_inverse_layer_idx", "false", "true"},
+           Case{"gpt2-tiny", "scale_attn_weights", "true", "false"},
+           Case{"gpt2-tiny", "add_cross_attention", "false", "true"},
+           Case{"gpt2-tiny", "tie_word_embeddings", "true", "false"},
+           Case{"gpt2-tiny", "reorder_and_upcast_attn", "true", nullptr},  // the same values
+           Case{"gpt2-tiny", "n_layer", "2", "-1"},
+       }) {
+    EXPECT_NO_THROW(with(c.preset, c.key, c.good)) << c.key;
+    if (!c.bad) continue;
+    const std::string refusal = error_of([&] { with(c.preset, c.key, c.bad); });
+    EXPECT_CONTAINS(refusal, "d/config.json");
+    EXPECT_CONTAINS(refusal, c.key);
+  }
+}
+
+// transformers 5 keeps rope_theta in an object of its own.
+TEST(HfConfig, RopeParameters) {
+  Json j = to_hf_config(preset_config("llama-9M"), -1, -1);
+  j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500000.0}};
+  EXPECT_EQ(from_hf_config(j, "c").rope_theta, 500000);
+  j["rope_parameters"].erase("rope_theta");
+  EXPECT_EQ(from_hf_config(j, "c").rope_theta, 10000) << "the one beside it";
+  j["rope_parameters"] = {{"partial_rotary_factor", 0.5}, {"rope_theta", 10000.0}};
+  EXPECT_CONTAINS(error_of([&] { from_hf_config(j, "c"); }), "partial_rotary_factor");
+}
+
+// A GPT-2 whose heads are not C / NH wide comes back, and its file says that only loqal reads it.
+TEST(HfConfig, Gpt2WithHeadsOfItsOwn) {
+  ModelConfig c = preset_config("gpt2-tiny");
+  EXPECT_FALSE(c.own_heads());
+  EXPECT_FALSE(to_hf_config(c, -1, -1).contains("loqal_only"));
+  c.HS = 48;
+  EXPECT_TRUE(c.own_heads());
+  const Json j = to_hf_config(c, -1, -1);
+  EXPECT_EQ(j["head_dim"], 48);
+  EXPECT_CONTAINS(j["loqal_only"].get<std::string>(), "head_dim");
+  EXPECT_EQ(from_hf_config(j, "c").HS, 48);
+  ModelConfig llama = preset_config("llama-9M");
+  llama.HS = 48;  // transformers knows this one
+  EXPECT_FALSE(to_hf_config(llama, -1, -1).contains("loqal_only"));
+}
+
 TEST(Validate, NamesTheOption) {
   const auto refusal = [](const std::function<void(ModelConfig&)>& edit,
                           const char* preset = "llama-9M") {

@@ -18,9 +18,11 @@ class Golden {
   ModelConfig config() const {
     ModelConfig c;
     c.arch = text("arch") == "gpt2" ? Arch::gpt2 : Arch::llama;
-    c.L = number("L"), c.C = number("C"), c.NH = number("NH"), c.HS = number("HS"), c.F = number("F");
+    c.L = number("L"), c.C = number("C"), c.NH = number("NH"), c.HS = number("HS"),
+    c.F = number("F");
     c.NKV = has("NKV") ? number("NKV") : c.NH;
-    c.V = number("V"), c.T = has("Tmax") ? number("Tmax") : number("T"), c.tied = number("tied") == 1;
+    c.V = number("V"), c.T = has("Tmax") ? number("Tmax") : number("T"),
+    c.tied = number("tied") == 1;
     c.norm_eps = std::stof(text("norm_eps"));
     return c;
   }
@@ -112,10 +114,12 @@ class Parity : public ::testing::TestWithParam<std::tuple<const char*, bool>> {
 
 TEST_P(Parity, LossAndEveryGradient) {
   KeepGradients grads(*model_);
-  const double sum = model_->forward_backward(tokens_.data(), targets_.data(), B_, T_, 1.0f / float(count_), grads);
+  const double sum = model_->forward_backward(tokens_.data(), targets_.data(), B_, T_,
+                                              1.0f / float(count_), grads);
   const double expected = golden_->doubles("loss")[0];
   EXPECT_NEAR(sum / count_, expected, 1e-5 * expected);
-  EXPECT_NEAR(model_->forward(tokens_.data(), targets_.data(), B_, T_) / count_, expected, 1e-5 * expected);
+  EXPECT_NEAR(model_->forward(tokens_.data(), targets_.data(), B_, T_) / count_, expected,
+              1e-5 * expected);
   for (int i = 0; i < model_->table().size(); i++) {
     const Param& p = model_->table()[i];
     if (p.segment == Segment::frozen) continue;
@@ -130,7 +134,8 @@ TEST_P(Parity, LossAndEveryGradient) {
   }
   // The head first, the embedding last: what per-layer updates rely on.
   ASSERT_EQ(int(grads.completed.size()), model_->groups());
-  for (int g = 0; g < model_->groups(); g++) EXPECT_EQ(grads.completed[size_t(g)], model_->groups() - 1 - g);
+  for (int g = 0; g < model_->groups(); g++)
+    EXPECT_EQ(grads.completed[size_t(g)], model_->groups() - 1 - g);
 }
 
 TEST_P(Parity, PaddingOfTheVocabularyGetsNoGradient) {
@@ -140,23 +145,28 @@ TEST_P(Parity, PaddingOfTheVocabularyGetsNoGradient) {
     const Param& p = model_->table()[i];
     if (p.role != Role::embedding && p.role != Role::head) continue;
     ASSERT_GT(p.rows(), model_->real_rows(i));
-    const Tensor padding = grads(i).row_slice(model_->real_rows(i), p.rows() - model_->real_rows(i));
+    const Tensor padding =
+        grads(i).row_slice(model_->real_rows(i), p.rows() - model_->real_rows(i));
     EXPECT_EQ(ops_->sum_squares(padding), 0.0) << p.name;
   }
 }
 
 TEST_P(Parity, ParametersAfterThreeAdamWSteps) {
-  AdamW optimizer(*ops_, {&model_->table(), [&](int i) { return model_->parameter(i); },
-                          [&](int i) { return model_->compute_copy(i); }},
-                  {.beta1 = golden_->real("beta1"), .beta2 = golden_->real("beta2"),
-                   .eps = golden_->real("adam_eps"), .weight_decay = golden_->real("weight_decay")});
+  AdamW optimizer(*ops_,
+                  {&model_->table(), [&](int i) { return model_->parameter(i); },
+                   [&](int i) { return model_->compute_copy(i); }},
+                  {.beta1 = golden_->real("beta1"),
+                   .beta2 = golden_->real("beta2"),
+                   .eps = golden_->real("adam_eps"),
+                   .weight_decay = golden_->real("weight_decay")});
   FullGradSink sink(*ops_, model_->table(), optimizer, golden_->real("grad_clip"));
-  const std::vector<double> losses = golden_->doubles("losses"), norms = golden_->doubles("grad_norms");
+  const std::vector<double> losses = golden_->doubles("losses"),
+                            norms = golden_->doubles("grad_norms");
   for (size_t step = 0; step < 3; step++) {
     optimizer.begin_step(golden_->real("lr"));
     sink.begin_micro_batch(0);
-    const double sum =
-        model_->forward_backward(tokens_.data(), targets_.data(), B_, T_, 1.0f / float(count_), sink);
+    const double sum = model_->forward_backward(tokens_.data(), targets_.data(), B_, T_,
+                                                1.0f / float(count_), sink);
     EXPECT_NEAR(sum / count_, losses[step], 1e-5 * losses[step]);
     EXPECT_NEAR(sink.finish_step().grad_norm, norms[step], 1e-5 * norms[step]);
   }
@@ -165,7 +175,8 @@ TEST_P(Parity, ParametersAfterThreeAdamWSteps) {
     if (p.segment == Segment::frozen) continue;
     std::vector<float> found = host(model_->parameter(i), i);
     std::vector<double> after = golden_->doubles("after." + p.name);
-    // Adam turns the key bias's gradient, which is rounding noise around zero, into steps of size lr.
+    // Adam turns the key bias's gradient, which is rounding noise around zero, into steps of size
+    // lr.
     if (is_qkv_bias(i))
       for (size_t k = after.size() / 3; k < 2 * after.size() / 3; k++) found[k] = 0, after[k] = 0;
     EXPECT_LE(relative_error(found, after), 1e-5) << p.name;
@@ -173,7 +184,8 @@ TEST_P(Parity, ParametersAfterThreeAdamWSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Parity,
-                         ::testing::Combine(::testing::Values("gpt2_small", "llama_small", "llama_tied"),
+                         ::testing::Combine(::testing::Values("gpt2_small", "llama_small",
+                                                              "llama_tied"),
                                             ::testing::Bool()),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param)) +

@@ -8,6 +8,7 @@
 
 #include "core/philox.h"
 #include "optim/grad_sinks.h"
+#include "test/core/files.h"
 #include "test/model/small_model.h"
 
 namespace loqal {
@@ -65,6 +66,19 @@ TEST(SampleToken, LargeLogitsDoNotOverflow) {
   EXPECT_EQ(sample_token({1e30f, -1e30f, 0}, 1, 1, 0.999999), 0);
   EXPECT_EQ(sample_token({1e4f, 1e4f}, 1e-3, 1, 0.75), 1);
   EXPECT_EQ(sample_token({0, 0, 0, 0}, 1, 1, 0.9999999), 3);
+}
+
+TEST(SampleToken, NonFiniteLogitsAreNamed) {
+  for (const float bad : {NAN, INFINITY, -INFINITY})
+    for (const double temperature : {0.0, 1.0}) try {
+        std::vector<float> logits(300, 1.0f);
+        logits[7] = bad;
+        sample_token(logits, temperature, 1, 0.5);
+        ADD_FAILURE() << "accepted " << bad;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.exit_code, Exit::nonfinite);
+        EXPECT_CONTAINS(e.what(), "logit of token 7 is ");
+      }
 }
 
 class Generation : public ::testing::TestWithParam<Arch> {
