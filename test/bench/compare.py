@@ -43,9 +43,10 @@ def main():
             threads, steps = str(options.threads), str(options.steps)
             ours = run([options.bench, shape, dtype, threads, steps])
             # PyTorch 1.13 without AVX512-BF16 multiplies bf16 in a scalar loop: one step says enough.
-            torch_steps = "1" if dtype == "bf16" and "bf16" not in cpu_flags() else steps
+            slow = dtype == "bf16" and "avx512_bf16" not in cpu_flags()
+            torch_steps, warmup = ("1", "0") if slow else (steps, "2")
             theirs = run([sys.executable, os.path.join(HERE, "torch_bench.py"), "--shape", shape, "--dtype", dtype,
-                          "--threads", threads, "--steps", torch_steps, "--json"]) if have_torch else None
+                          "--threads", threads, "--steps", torch_steps, "--warmup", warmup, "--json"]) if have_torch else None
             results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
             if ours is None:
                 continue
