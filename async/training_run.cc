@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -16,7 +15,6 @@
 #include "async/signals.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "data/sha256.h"
 
 namespace loqal {
 
@@ -26,16 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// What a resume must find unchanged: names and lengths of the shards, not where they lie.
-std::string fingerprint(const Corpus& corpus) {
-  std::string text = cat(corpus.tokenizer_hash());
-  for (const CorpusFile& f : corpus.files())
-    text += cat("\n", f.path.substr(f.path.find_last_of('/') + 1), " ", f.tokens);
-  Sha256 digest;
-  digest.update(text);
-  return to_hex(digest.digest());
 }
 
 Schedule schedule_of(const Options& o) {
@@ -150,7 +138,7 @@ void TrainingRun::restore() {
   }
   const std::string where = checkpoint_ + "/state.json";
   const Json corpus = get<Json>(saved_, "corpus", where);
-  if (get<std::string>(corpus, "fingerprint", where) != fingerprint(*train_corpus_))
+  if (get<std::string>(corpus, "fingerprint", where) != train_corpus_->fingerprint())
     fail(cat("the training data is not that of ", checkpoint_, ": it had ",
              get<int64_t>(corpus, "files", where), " shards with ",
              get<int64_t>(corpus, "tokens", where), " tokens, found ",
@@ -164,23 +152,6 @@ void TrainingRun::restore() {
   trainer_->set_steps_done(step_);
 }
 
-// The wall clock goes on where the log says it was: it is no part of the checkpoint, whose bytes
-// must not depend on it.
-double time_in_log(const std::string& path, int64_t step) {
-  std::ifstream in(path);
-  double time = 0;
-  for (std::string line; std::getline(in, line);) {
-    const Json record = Json::parse(line, nullptr, false);
-    const auto number = [&](const char* key, double missing) {
-      return record.is_object() && record.contains(key) && record[key].is_number()
-                 ? record[key].get<double>()
-                 : missing;
-    };
-    if (number("step", 0) <= double(step)) time = number("time", time);
-  }
-  return time;
-}
-
 void TrainingRun::open_log() {
   const std::string path = o_.out + "/log.jsonl";
   if (o_.resume.empty()) {
@@ -188,7 +159,7 @@ void TrainingRun::open_log() {
   } else {
     // --resume auto after a crash before the first checkpoint: all that was logged moves aside.
     const int64_t from = checkpoint_.empty() ? -1 : step_;
-    time_before_ = time_in_log(path, from);
+    time_before_ = JsonlLog::time_at(path, from);
     log_ = std::make_unique<JsonlLog>(path, from);
     set_aside_checkpoints_after(o_.out, step_);
   }
@@ -286,7 +257,7 @@ void TrainingRun::save(bool final) {
                 {"position", loader_->position()},
                 {"evaluated", evaluated_},
                 {"corpus",
-                 {{"fingerprint", fingerprint(*train_corpus_)},
+                 {{"fingerprint", train_corpus_->fingerprint()},
                   {"files", train_corpus_->files().size()},
                   {"tokens", train_corpus_->tokens()}}},
                 {"options", options_to_json(o_, false)}};

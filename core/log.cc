@@ -1,4 +1,5 @@
 #include "core/log.h"
+#include <fstream>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -118,6 +120,20 @@ void JsonlLog::write(const Json& record) {
     }
   }
   if (train) last_train_step_ = step;
+}
+
+double JsonlLog::time_at(const std::string& path, int64_t step) {
+  std::ifstream in(path);
+  double time = 0;
+  for (std::string line; std::getline(in, line);) {
+    const Json record = Json::parse(line, nullptr, false);
+    const auto number_of = [&](const char* key, double missing) {
+      const bool there = record.is_object() && record.contains(key) && record[key].is_number();
+      return there ? record[key].get<double>() : missing;
+    };
+    if (number_of("step", 0) <= double(step)) time = number_of("time", time);
+  }
+  return time;
 }
 
 }  // namespace loqal

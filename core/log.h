@@ -15,6 +15,9 @@ namespace loqal {
 class JsonlLog {
  public:
   static bool exists(const std::string& path);
+  /// "time" of the last record up to step `step`, 0 without one. The wall clock of a resumed run
+  /// goes on from here: it is no part of a checkpoint, whose bytes must not depend on it.
+  static double time_at(const std::string& path, int64_t step);
 
   /// Without `resume_step`: a new log; Error if `path` exists (nobody's log is overwritten).
   ///

@@ -171,4 +171,12 @@ void Corpus::window(int64_t w, int T, int32_t* tokens, int32_t* targets) {
   if (h.row_length > 0 && h.pad >= 0) std::replace(targets, targets + T, h.pad, -1);
 }
 
+std::string Corpus::fingerprint() const {
+  Sha256 digest;
+  digest.update(cat(tokenizer_hash()));
+  for (const CorpusFile& f : files_)
+    digest.update(cat("\n", f.path.substr(f.path.find_last_of('/') + 1), " ", f.tokens));
+  return to_hex(digest.digest());
+}
+
 }  // namespace loqal

@@ -44,6 +44,9 @@ class Corpus {
   const std::string& role() const { return role_; }
   const std::vector<CorpusFile>& files() const { return files_; }
   int64_t tokens() const { return tokens_; }
+  /// What a resume must find unchanged: SHA-256 of the tokenizer's hash and of the names and
+  /// lengths of the shards, not of where they lie.
+  std::string fingerprint() const;
   int vocab_size() const { return known_.vocab_size; }               ///< 0: unknown
   uint64_t tokenizer_hash() const { return known_.tokenizer_hash; }  ///< 0: unknown
   int bos() const { return known_.bos; }  ///< -1: none or unknown; eos, pad as well

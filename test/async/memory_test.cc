@@ -9,12 +9,6 @@
 namespace loqal {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // shadow memory would be measured as well
-#else
-constexpr bool kSanitized = false;
-#endif
-
 struct Case {
   const char* name;
   const char* options;
