@@ -15,9 +15,10 @@ namespace loqal {
 
 std::unique_ptr<Ops> make_cpu_ops(int threads, bool dry) {
   // GEMM libraries allocate their packing buffers call by call: keep such blocks on the heap
-  // instead of mapping and faulting them in again each time.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // instead of mapping and faulting them in again each time. Larger ones, such as a whole embedding
+  // on its way in, go back to the system.
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
   return std::make_unique<CpuOps>(threads > 0 ? threads : usable_cpus(), dry);
 }
 
