@@ -59,6 +59,7 @@ Loaded load_for_reading(Options& o) {
     adopt_saved_options(o, get<Json>(state, "options", where), where);
     if (sampling) o.batch_size = B;  // one text at a time
   }
+  if (o.eval_only && o.val_data.empty()) fail_usage("--eval-only needs --val-data");
   o.init = l.directory;
   l.tokenizer = open_tokenizer(o, l.directory);
   l.config = resolve_model(o, 0);
@@ -74,7 +75,6 @@ Loaded load_for_reading(Options& o) {
 int evaluate_only(Options o) {
   watch_signals();
   Loaded l = load_for_reading(o);
-  if (o.val_data.empty()) fail_usage("--eval-only needs --val-data");
   const std::optional<TokenizerInfo> info = info_of(l.tokenizer.get());
   Corpus corpus(o.val_data, "validation", int(l.config.V), info ? &*info : nullptr);
   EvalLoader loader(corpus, int(o.batch_size), int(l.config.T), o.eval_tokens);

@@ -51,8 +51,8 @@ int64_t program_bytes(const ModelConfig& config, const Options& options);
 /// saved.
 int64_t staging_bytes(const ParamTable& table);
 
-/// Builds the parts on a dry device and compares with the memory that is free: Error with the table
-/// and the largest --batch-size that fits, before anything is allocated.
+/// Builds the parts on a dry device and compares with the memory that is free: Error with both
+/// numbers and the largest --batch-size that fits, before anything is allocated.
 void check_memory(const ModelConfig& config, const Options& options, bool training);
 
 /// The tokenizer of --tokenizer, or of the checkpoint at `checkpoint`; null if there is none.

@@ -20,11 +20,15 @@ std::atomic<int> g_signal = 0;
 void watch_signals() {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGHUP);  // the terminal is gone: save as well
-  signal(SIGPIPE,
-         SIG_IGN);  // `./train | tee log`: Ctrl-C ends tee first, and the step must be saved
+  // One that the parent ignores stays ignored (nohup, a shell's background job): Linux would
+  // deliver it to sigwait all the same, because it is blocked.
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction inherited = {};
+    sigaction(number, nullptr, &inherited);
+    if (inherited.sa_handler != SIG_IGN) sigaddset(&set, number);
+  }
+  // `./train | tee log`: Ctrl-C ends tee first, and the step must be saved.
+  signal(SIGPIPE, SIG_IGN);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);  // threads that start later inherit it
   std::thread([set] {
     for (int signal = 0; sigwait(&set, &signal) == 0;)

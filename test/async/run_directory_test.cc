@@ -1,5 +1,7 @@
 // What lies around a run: pipes that break, slashes, other runs' checkpoints, a second process, and
 // errors in the middle. Each lost work once.
+#include <csignal>
+
 #include "test/async/train_cli.h"
 
 namespace loqal {
@@ -30,6 +32,19 @@ TEST_F(RunDirectory, ABrokenPipeDoesNotCostTheCheckpoint) {
   waitpid(child, nullptr, 0);
   EXPECT_EQ(records("out/log.jsonl", "save").size(), 1u);
   EXPECT_EQ(records("out/log.jsonl", "end").size(), 1u);
+}
+
+// nohup: what the parent ignores does not end the run, what it does not ignore still does.
+TEST_F(RunDirectory, AnIgnoredHangUpStaysIgnored) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  const pid_t child = start(slow_ + data_);
+  std::signal(SIGHUP, before);
+  ASSERT_TRUE(wait_for_step("out/log.jsonl", 2, child));
+  kill(child, SIGHUP);
+  ASSERT_TRUE(
+      wait_for_step("out/log.jsonl", int64_t(records("out/log.jsonl", "train").size()) + 5, child));
+  kill(child, SIGTERM);
+  EXPECT_EQ(finish(child).exit_code, 143);
 }
 
 TEST_F(RunDirectory, ASlashAfterTheStepDirectoryMeansTheSameRun) {
