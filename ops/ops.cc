@@ -2,6 +2,7 @@
 #include "ops/ops.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace loqal {
@@ -65,6 +66,47 @@ bool absent_or(bool ok, const Tensor& t) { return !t || ok; }
 
 }  // namespace
 
+/// Adds the call that it stands in to the profile, if there is one. `operands`: one entry for each
+/// time that a tensor must cross the memory bus.
+class Ops::Timed {
+ public:
+  Timed(Ops& ops, const char* op, double flops, std::initializer_list<Tensor> operands)
+      : ops_(ops), costs_(std::exchange(ops.costs_, nullptr)) {
+    if (!costs_) [[likely]]
+      return;
+    cost_ = &(*costs_)[op];
+    cost_->calls++;
+    cost_->flops += flops;
+    for (const Tensor& t : operands)
+      if (t) cost_->bytes += double(t.numel()) * double(size_of(t.dtype));
+    start_ = Clock::now();
+  }
+  Timed(const Timed&) = delete;
+  ~Timed() {
+    if (!costs_) [[likely]]
+      return;
+    ops_.do_wait();
+    cost_->seconds += std::chrono::duration<double>(Clock::now() - start_).count();
+    ops_.costs_ = costs_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Ops& ops_;
+  std::map<std::string, OpCost>* costs_;  // of the outermost call; an inner one finds none
+  OpCost* cost_ = nullptr;
+  Clock::time_point start_;
+};
+
+namespace {
+double product(const Tensor& a, const Tensor& b) { return double(a.numel()) * double(b.rows); }
+/// Query-key pairs under the causal mask, times the head size.
+double pairs(const AttentionShape& s) {
+  return double(s.B * s.NH * s.HS) * double(s.T) * double(s.T + 1) / 2;
+}
+Tensor only_if(bool wanted, const Tensor& t) { return wanted ? t : Tensor{}; }
+}  // namespace
+
 void Ops::upload(const Tensor& dst, const void* host) {
   require(dst.contiguous(), "upload", "must be contiguous", {{"dst", dst}});
   do_upload(dst, host);
@@ -77,16 +119,19 @@ void Ops::download(void* host, const Tensor& src) {
 
 void Ops::fill(const Tensor& y, float value) {
   require(is_x(y), "fill", "type", {{"y", y}});
+  const Timed timed(*this, "fill", 0, {y});
   do_fill(y, value);
 }
 
 void Ops::copy(const Tensor& y, const Tensor& x) {
   require(is_x(y) && is_x(x) && same_shape(y, x), "copy", "shapes and types", {{"y", y}, {"x", x}});
+  const Timed timed(*this, "copy", 0, {y, x});
   do_copy(y, x);
 }
 
 double Ops::sum_squares(const Tensor& x) {
   require(x.dtype == DType::F32 && x.contiguous(), "sum_squares", "F32, contiguous", {{"x", x}});
+  const Timed timed(*this, "sum_squares", 0, {x});
   return do_sum_squares(x);
 }
 
@@ -103,12 +148,15 @@ void Ops::matmul(const Tensor& c, const Tensor& a, const Tensor& b, const Matmul
            {"op(b)", {b.data, b.dtype, k2, n}},
            {"bias", args.bias},
            {"residual", args.residual}});
+  const Timed timed(*this, "matmul", 2.0 * double(m) * double(n) * double(k),
+                    {c, a, b, args.bias, args.residual, only_if(args.accumulate, c)});
   do_matmul(c, a, b, args);
 }
 
 void Ops::bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) {
   require(f32(db, 1, dy.cols) && is_x(dy), "bias_backward", "shapes and types",
           {{"db", db}, {"dy", dy}});
+  const Timed timed(*this, "bias_backward", 0, {db, dy});
   do_bias_backward(db, dy, accumulate);
 }
 
@@ -119,6 +167,7 @@ void Ops::embedding_forward(const Tensor& x, const Tensor& tokens, const Tensor&
               absent_or(wpe.dtype == x.dtype && wpe.cols == x.cols && wpe.rows >= T, wpe),
           "embedding_forward", "shapes and types",
           {{"x", x}, {"tokens", tokens}, {"wte", wte}, {"wpe", wpe}});
+  const Timed timed(*this, "embedding_forward", 0, {x, x, tokens});
   do_embedding_forward(x, tokens, wte, wpe, T);
 }
 
@@ -130,6 +179,9 @@ void Ops::embedding_backward(const Tensor& dwte, const Tensor& dwpe, const Tenso
               absent_or(f32(dwpe, dwpe.rows, dx.cols) && dwpe.rows >= T, dwpe),
           "embedding_backward", "shapes and types",
           {{"dwte", dwte}, {"dwpe", dwpe}, {"dx", dx}, {"tokens", tokens}});
+  const Timed timed(
+      *this, "embedding_backward", 0,
+      {dx, dx, tokens, only_if(!accumulate_wte, dwte), only_if(!accumulate_wpe, dwpe)});
   do_embedding_backward(dwte, dwpe, dx, tokens, T, accumulate_wte, accumulate_wpe);
 }
 
@@ -138,6 +190,7 @@ void Ops::layernorm_forward(const Tensor& y, const Tensor& stats, const Tensor& 
   require(is_x(x) && same(y, x) && f32(stats, 2, x.rows) && f32(w, 1, x.cols) && f32(b, 1, x.cols),
           "layernorm_forward", "shapes and types",
           {{"y", y}, {"stats", stats}, {"x", x}, {"w", w}, {"b", b}});
+  const Timed timed(*this, "layernorm_forward", 0, {y, x, stats});
   do_layernorm_forward(y, stats, x, w, b, eps);
 }
 
@@ -148,6 +201,7 @@ void Ops::layernorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& d
               f32(dw, 1, x.cols) && f32(db, 1, x.cols),
           "layernorm_backward", "shapes and types",
           {{"dx", dx}, {"dw", dw}, {"db", db}, {"dy", dy}, {"x", x}, {"w", w}, {"stats", stats}});
+  const Timed timed(*this, "layernorm_backward", 0, {dx, dy, x, stats, only_if(accumulate_dx, dx)});
   do_layernorm_backward(dx, dw, db, dy, x, w, stats, accumulate_dx, accumulate_dw);
 }
 
@@ -155,6 +209,7 @@ void Ops::rmsnorm_forward(const Tensor& y, const Tensor& stats, const Tensor& x,
                           float eps) {
   require(is_x(x) && same(y, x) && f32(stats, 1, x.rows) && f32(w, 1, x.cols), "rmsnorm_forward",
           "shapes and types", {{"y", y}, {"stats", stats}, {"x", x}, {"w", w}});
+  const Timed timed(*this, "rmsnorm_forward", 0, {y, x, stats});
   do_rmsnorm_forward(y, stats, x, w, eps);
 }
 
@@ -165,6 +220,7 @@ void Ops::rmsnorm_backward(const Tensor& dx, const Tensor& dw, const Tensor& dy,
               f32(dw, 1, x.cols),
           "rmsnorm_backward", "shapes and types",
           {{"dx", dx}, {"dw", dw}, {"dy", dy}, {"x", x}, {"w", w}, {"stats", stats}});
+  const Timed timed(*this, "rmsnorm_backward", 0, {dx, dy, x, stats, only_if(accumulate_dx, dx)});
   do_rmsnorm_backward(dx, dw, dy, x, w, stats, accumulate_dx, accumulate_dw);
 }
 
@@ -172,6 +228,7 @@ void Ops::rope(const Tensor& x, const Tensor& table, int64_t T, int64_t HS, bool
   require(is_x(x) && HS % 2 == 0 && x.cols % HS == 0 && f32(table, table.rows, HS) &&
               table.rows >= T && x.rows % T == 0,
           "rope", "shapes and types", {{"x", x}, {"table", table}});
+  const Timed timed(*this, "rope", 0, {x, x});
   do_rope(x, table, T, HS, inverse);
 }
 
@@ -192,6 +249,7 @@ void Ops::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& 
       cat("shapes and types for B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS)
           .c_str(),
       {{"out", out}, {"lse", lse}, {"q", q}, {"k", k}, {"v", v}});
+  const Timed timed(*this, "attention_forward", 4 * pairs(s), {out, lse, q, k, v});
   do_attention_forward(out, lse, q, k, v, s);
 }
 
@@ -214,23 +272,28 @@ void Ops::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& d
        {"q", q},
        {"k", k},
        {"v", v}});
+  const Timed timed(*this, "attention_backward", 10 * pairs(s),
+                    {dq, dk, dv, dout, out, lse, q, k, v});
   do_attention_backward(dq, dk, dv, dout, out, lse, q, k, v, s);
 }
 
 void Ops::gelu_forward(const Tensor& y, const Tensor& x) {
   require(is_x(x) && same(y, x), "gelu_forward", "shapes and types", {{"y", y}, {"x", x}});
+  const Timed timed(*this, "gelu_forward", 0, {y, x});
   do_gelu_forward(y, x);
 }
 
 void Ops::gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy, const Tensor& x) {
   require(is_x(x) && same(dx, x) && same(dy, x) && absent_or(same(y, x), y), "gelu_backward",
           "shapes and types", {{"dx", dx}, {"y", y}, {"dy", dy}, {"x", x}});
+  const Timed timed(*this, "gelu_backward", 0, {dx, y, dy, x});
   do_gelu_backward(dx, y, dy, x);
 }
 
 void Ops::swiglu_forward(const Tensor& y, const Tensor& gate, const Tensor& up) {
   require(is_x(y) && same(gate, y) && same(up, y), "swiglu_forward", "shapes and types",
           {{"y", y}, {"gate", gate}, {"up", up}});
+  const Timed timed(*this, "swiglu_forward", 0, {y, gate, up});
   do_swiglu_forward(y, gate, up);
 }
 
@@ -240,6 +303,7 @@ void Ops::swiglu_backward(const Tensor& dgate, const Tensor& dup, const Tensor& 
               absent_or(same(y, dy), y),
           "swiglu_backward", "shapes and types",
           {{"dgate", dgate}, {"dup", dup}, {"y", y}, {"dy", dy}, {"gate", gate}, {"up", up}});
+  const Timed timed(*this, "swiglu_backward", 0, {dgate, dup, y, dy, gate, up});
   do_swiglu_backward(dgate, dup, y, dy, gate, up);
 }
 
@@ -258,6 +322,8 @@ void Ops::linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor
            {"w", w},
            {"targets", targets},
            {"scratch", scratch}});
+  const Timed timed(*this, "linear_cross_entropy", (dx ? 6 : 2) * product(x, w),
+                    {nll, x, w, targets, dx, dw, only_if(accumulate_dw, dw)});
   do_linear_cross_entropy(nll, dx, dw, x, w, targets, scratch, scale, accumulate_dw);
 }
 
@@ -268,6 +334,7 @@ void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tens
       flat(p) && flat(g) && flat(m) && flat(v) && args.step >= 1 &&
           absent_or(copy.dtype == DType::BF16 && same_shape(copy, p) && copy.contiguous(), copy),
       "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
+  const Timed timed(*this, "adamw", 0, {p, p, m, m, v, v, g, copy});
   do_adamw(p, copy, g, m, v, args);
 }
 

@@ -52,6 +52,14 @@ struct MatmulArgs {
   Tensor residual;          ///< X [like C], added; may be empty; may not overlap C
 };
 
+/// What the calls of one operation did: the least arithmetic and memory traffic that its definition
+/// needs (each operand once), and the time it took. time / max(flops / peak, bytes / bandwidth)
+/// says how far it is from the machine's floor.
+struct OpCost {
+  int64_t calls = 0;
+  double seconds = 0, flops = 0, bytes = 0;
+};
+
 struct AttentionShape {
   int64_t B, T, NH, NKV, HS;
 };
@@ -77,6 +85,10 @@ class Ops {
   const std::map<std::string, int64_t>& memory_table() const { return memory_; }
   int64_t peak_bytes() const { return peak_; }
   bool dry() const { return dry_; }  ///< nothing is allocated or computed, only counted
+
+  /// From now on adds up what each operation costs, by its name; one called by another counts with
+  /// its caller. nullptr ends it. Waits for the device after every call: for benchmarks only.
+  void profile(std::map<std::string, OpCost>* costs) { costs_ = costs; }
 
   void upload(const Tensor& dst, const void* host);  ///< dst = contiguous host elements of its type
   void download(void* host, const Tensor& src);      ///< waits until the data is there
@@ -164,6 +176,7 @@ class Ops {
  protected:
   explicit Ops(bool dry) : dry_(dry) {}
 
+  virtual void do_wait() {}  ///< until the device has done all that was asked of it
   virtual void* do_alloc(int64_t bytes) = 0;  ///< nullptr if there is not enough
   virtual void do_free(void* data, int64_t bytes) = 0;
   virtual void do_upload(const Tensor& dst, const void* host) = 0;
@@ -212,11 +225,13 @@ class Ops {
 
  private:
   friend class Buffer;
+  class Timed;
   void release(void* data, int64_t bytes, const std::string& category);
 
   bool dry_;
   std::map<std::string, int64_t> memory_;
   int64_t current_ = 0, peak_ = 0;
+  std::map<std::string, OpCost>* costs_ = nullptr;
 };
 
 /// threads 0: all usable CPUs. dry: counts memory, starts nothing.

@@ -1,8 +1,10 @@
-// gemm(): native where the back end can, else BF16 blocks widened to F32; and the built-in back
-// end.
+// gemm(): oneDNN where it is the faster one, else the built-in kernel: both operands are packed,
+// block by block, into strips that the microkernel reads front to back (Goto & van de Geijn 2008).
+// Packing also widens BF16 and makes all strides and orientations alike.
 #include "ops/cpu/gemm.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "ops/cpu/microkernel.h"
@@ -11,85 +13,164 @@ namespace loqal::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 256;  // depth of one pass of the built-in kernel
+constexpr int64_t kDepth = 256;  // of one packed block: a strip of B stays in L1, all of A in L2
+struct alignas(64) Line {
+  float x[16];
+};
+using Strips = std::vector<Line>;  // whole cache lines
 
-// Copies rows x cols of a stored (not transposed) matrix into F32.
-template <class X>
-void copy_block(int64_t rows, int64_t cols, const X* from, int64_t ld, float* to, int64_t to_ld) {
-  for (int64_t r = 0; r < rows; r++)
-    simd::map(
-        cols, [](simd::vf v) { return v; }, to + r * to_ld, from + r * ld);
+constexpr int64_t kTall = 6, kWide = 2 * simd::kWidth;  // a tile of C: what the registers hold
+
+// Packing moves 8 x 8 blocks, whatever the width of the machine's vectors.
+constexpr int64_t kSide = 8;
+typedef float Row __attribute__((vector_size(kSide * 4)));
+typedef uint32_t RowBits __attribute__((vector_size(kSide * 4)));
+typedef uint16_t HalfRow __attribute__((vector_size(kSide * 2)));
+
+Row load_row(const float* p) {
+  Row v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+Row load_row(const bf16* p) {
+  HalfRow h;
+  std::memcpy(&h, p, sizeof h);
+  return Row(__builtin_convertvector(h, RowBits) << 16);
 }
 
-// Whether the back end gets a copy instead of the operand itself: BF16 it cannot multiply; or a
-// matrix whose rows run along the inner dimension at a stride that is a multiple of 1 KiB, when the
-// back end walks operands in place: all rows then fall into the same few sets of the cache, which
-// halves its speed (measured on Zen 3: 44 instead of 97 GFLOP/s).
-bool must_copy(const GemmOperand& x, bool inner_is_row) {
-  if (x.dtype == DType::BF16) return !has_native_bf16();
-  return inner_is_row && x.ld % 256 == 0 && !packs_operands();
-}
-
-// Rows [k0, k0+kk) of op(X)'s inner dimension; `outer` is the other dimension's length.
-GemmOperand block_of(const GemmOperand& x, bool inner_is_row, bool copy, int64_t outer, int64_t k0,
-                     int64_t kk, std::vector<float>& scratch) {
-  const char* data = static_cast<const char*>(x.data) +
-                     (inner_is_row ? k0 * x.ld : k0) * int64_t(size_of(x.dtype));
-  if (!copy) return {data, x.dtype, x.ld, x.transpose};
-  const int64_t rows = inner_is_row ? kk : outer, cols = inner_is_row ? outer : kk;
-  const int64_t ld = cols % 256 ? cols : cols + 16;
-  if (int64_t(scratch.size()) < rows * ld) scratch.resize(size_t(rows * ld));
-  if (x.dtype == DType::BF16)
-    copy_block(rows, cols, reinterpret_cast<const bf16*>(data), x.ld, scratch.data(), ld);
-  else copy_block(rows, cols, reinterpret_cast<const float*>(data), x.ld, scratch.data(), ld);
-  return {scratch.data(), DType::F32, ld, x.transpose};
-}
-
-}  // namespace
-
-void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-          int64_t ldc, bool accumulate) {
-  const bool copy_a = must_copy(a, a.transpose), copy_b = must_copy(b, !b.transpose);
-  if (!copy_a && !copy_b) return native_gemm(m, n, k, a, b, c, ldc, accumulate);
-  thread_local std::vector<float> a_block, b_block;
-  constexpr int64_t depth = 1024;  // bounds the copies
-  for (int64_t k0 = 0; k0 < k; k0 += depth) {
-    const int64_t kk = std::min(depth, k - k0);
-    native_gemm(m, n, kk, block_of(a, a.transpose, copy_a, m, k0, kk, a_block),
-                block_of(b, !b.transpose, copy_b, n, k0, kk, b_block), c, ldc,
-                accumulate || k0 > 0);
+// Swaps the off-diagonal quarters of each 2D x 2D block of rows: D = 4, 2, 1 make a transposition.
+template <int D>
+void swap_quarters(Row (&a)[kSide]) {
+  constexpr auto low = [](int c) { return c & D ? c - D + int(kSide) : c; };
+  constexpr auto high = [](int c) { return c & D ? c + int(kSide) : c + D; };
+#pragma GCC unroll 8
+  for (int r = 0; r < kSide; r++) {
+    if (r & D) continue;
+    const Row x = a[r], y = a[r + D];
+    a[r] = __builtin_shufflevector(x, y, low(0), low(1), low(2), low(3), low(4), low(5), low(6),
+                                   low(7));
+    a[r + D] = __builtin_shufflevector(x, y, high(0), high(1), high(2), high(3), high(4), high(5),
+                                       high(6), high(7));
   }
 }
 
-#if !LOQAL_DNNL
-bool has_native_bf16() { return false; }
-bool packs_operands() { return false; }
-std::string gemm_library() { return "built-in GEMM (oneDNN absent: slower)"; }
-
-// B is packed block by block into rows of one cache-resident panel, A is read in place.
-void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
-                 float* c, int64_t ldc, bool accumulate) {
-  const auto* pa = static_cast<const float*>(a.data);
-  const auto* pb = static_cast<const float*>(b.data);
-  constexpr int64_t columns = 2 * simd::kWidth;
-  thread_local std::vector<float> panel;
-  panel.resize(size_t(kBlock * columns));
-  for (int64_t k0 = 0; k0 < k; k0 += kBlock) {
-    const int64_t kk = std::min(kBlock, k - k0);
-    for (int64_t j = 0; j < n; j += columns) {
-      const int64_t width = std::min(columns, n - j);
-      for (int64_t p = 0; p < kk; p++)
-        for (int64_t x = 0; x < width; x++)
-          panel[size_t(p * columns + x)] =
-              b.transpose ? pb[(j + x) * b.ld + k0 + p] : pb[(k0 + p) * b.ld + j + x];
-      const int64_t ai = a.transpose ? 1 : a.ld, ak = a.transpose ? a.ld : 1;
-      small_gemm(m, width, kk, pa + k0 * ak, ai, ak, panel.data(), columns, c + j, ldc,
-                 accumulate || k0 > 0);
+/// strips[s][k][w] = op(X)[s * width + w, k], w < width, zero where the outer index is >= outer.
+/// One outer index is a stored row of `depth` contiguous numbers.
+template <int64_t width, class X>
+void pack_rows(int64_t outer, int64_t depth, const X* x, int64_t ld, float* strips) {
+  static_assert(width <= kSide || width % kSide == 0);
+  constexpr int64_t step = std::min(width, kSide);  // rows of one transposed block that count
+  for (int64_t o = 0; o < outer; o += step) {
+    const int64_t rows = std::min(step, outer - o);
+    float* to = strips + o / width * width * depth + o % width;
+    int64_t k = 0;
+    for (; k + kSide <= depth; k += kSide) {
+      Row block[kSide];
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kSide; r++)
+        block[r] = r < rows ? load_row(x + (o + r) * ld + k) : Row{};
+      swap_quarters<4>(block);
+      swap_quarters<2>(block);
+      swap_quarters<1>(block);
+      // In order: what a narrow strip's row writes beyond its end, the next one overwrites.
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kSide; r++) std::memcpy(to + (k + r) * width, &block[r], sizeof(Row));
     }
+    for (; k < depth; k++)
+      for (int64_t r = 0; r < step; r++)
+        to[k * width + r] = r < rows ? to_float(x[(o + r) * ld + k]) : 0.0f;
+  }
+}
+
+/// The same strips of an operand whose rows run along the inner dimension: row k holds all outer
+/// indices. A few rows at a time: more would touch more pages than the TLB holds.
+template <int64_t width, class X>
+void pack_columns(int64_t outer, int64_t depth, const X* x, int64_t ld, float* strips) {
+  constexpr int64_t group = 16, vectors = (width + kSide - 1) / kSide;
+  for (int64_t k0 = 0; k0 < depth; k0 += group) {
+    const int64_t k1 = std::min(k0 + group, depth);
+    for (int64_t o = 0; o < outer; o += width) {
+      float* to = strips + o * depth;
+      int64_t k = k0;
+      // A narrow strip's last row has no next one that overwrites what whole vectors write too
+      // much.
+      const int64_t vector_end = o + vectors * kSide > outer    ? k0
+                                 : width % kSide && k1 == depth ? k1 - 1
+                                                                : k1;
+      for (; k < vector_end; k++)
+        for (int64_t v = 0; v < vectors; v++) {
+          const Row row = load_row(x + k * ld + o + v * kSide);
+          std::memcpy(to + k * width + v * kSide, &row, sizeof row);
+        }
+      for (; k < k1; k++)
+        for (int64_t w = 0; w < width; w++)
+          to[k * width + w] = o + w < outer ? to_float(x[k * ld + o + w]) : 0.0f;
+    }
+  }
+}
+
+/// Rows [k0, k0 + depth) of the inner dimension of an operand. inner_is_row: they are stored rows.
+template <int64_t width>
+void pack(const GemmOperand& x, bool inner_is_row, int64_t outer, int64_t k0, int64_t depth,
+          Strips& strips) {
+  const int64_t numbers = (outer + width - 1) / width * width * depth + kSide;
+  if (strips.size() < size_t(numbers) / 16 + 1) strips.resize(size_t(numbers) / 16 + 1);
+  float* to = strips.data()->x;
+  const auto typed = [&](const auto* data) {
+    if (inner_is_row) pack_columns<width>(outer, depth, data + k0 * x.ld, x.ld, to);
+    else pack_rows<width>(outer, depth, data + k0, x.ld, to);
+  };
+  if (x.dtype == DType::BF16) typed(static_cast<const bf16*>(x.data));
+  else typed(static_cast<const float*>(x.data));
+}
+
+/// C[6, 2 vectors] of which only rows x cols exist.
+void ragged_tile(int64_t rows, int64_t cols, int64_t k, const float* a, const float* b, float* c,
+                 int64_t ldc, bool accumulate) {
+  float whole[kTall * kWide];
+  detail::tile<kTall, 2>(k, a, 1, kTall, b, kWide, whole, kWide, false);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < cols; j++) {
+      float& out = c[i * ldc + j];
+      out = accumulate ? out + whole[i * kWide + j] : whole[i * kWide + j];
+    }
+}
+
+void builtin_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+                  float* c, int64_t ldc, bool accumulate) {
+  thread_local Strips a_strips, b_strips;
+  for (int64_t k0 = 0; k0 < k; k0 += kDepth, accumulate = true) {
+    const int64_t depth = std::min(kDepth, k - k0);
+    pack<kTall>(a, a.transpose, m, k0, depth, a_strips);
+    pack<kWide>(b, !b.transpose, n, k0, depth, b_strips);
+    for (int64_t j = 0; j < n; j += kWide)
+      for (int64_t i = 0; i < m; i += kTall) {
+        const float *as = a_strips.data()->x + i * depth, *bs = b_strips.data()->x + j * depth;
+        float* tile = c + i * ldc + j;
+        if (i + kTall <= m && j + kWide <= n)
+          detail::tile<kTall, 2>(depth, as, 1, kTall, bs, kWide, tile, ldc, accumulate);
+        else
+          ragged_tile(std::min(kTall, m - i), std::min(kWide, n - j), depth, as, bs, tile, ldc,
+                      accumulate);
+      }
   }
   if (k == 0 && !accumulate)
     for (int64_t i = 0; i < m; i++) std::fill_n(c + i * ldc, n, 0.0f);
 }
+
+}  // namespace
+
+#if !LOQAL_DNNL
+bool dnnl_multiplies(DType) { return false; }
+std::string gemm_library() { return "built-in GEMM"; }
 #endif
+
+void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
+          int64_t ldc, bool accumulate) {
+#if LOQAL_DNNL
+  if (dnnl_multiplies(a.dtype)) return dnnl_gemm(m, n, k, a, b, c, ldc, accumulate);
+#endif
+  builtin_gemm(m, n, k, a, b, c, ldc, accumulate);
+}
 
 }  // namespace loqal::cpu

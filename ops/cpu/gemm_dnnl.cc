@@ -78,23 +78,21 @@ class ThreadCache {
 
 }  // namespace
 
-namespace {
-bool has_isa(dnnl::cpu_isa needed) {
-  const int isa = int(dnnl::get_effective_cpu_isa());
-  return (isa & int(needed)) == int(needed);
+bool dnnl_multiplies(DType type) {
+  static const int isa = int(dnnl::get_effective_cpu_isa());
+  const int needed =
+      int(type == DType::BF16 ? dnnl::cpu_isa::avx512_core_bf16 : dnnl::cpu_isa::avx512_core);
+  return (isa & needed) == needed;
 }
-}  // namespace
-
-bool has_native_bf16() { return has_isa(dnnl::cpu_isa::avx512_core_bf16); }
-bool packs_operands() { return has_isa(dnnl::cpu_isa::avx512_core); }
 
 std::string gemm_library() {
+  if (!dnnl_multiplies(DType::F32)) return "built-in GEMM";
   const dnnl_version_t* v = dnnl_version();
   return cat("oneDNN ", v->major, ".", v->minor, ".", v->patch);
 }
 
-void native_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
-                 float* c, int64_t ldc, bool accumulate) {
+void dnnl_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
+               float* c, int64_t ldc, bool accumulate) {
   thread_local ThreadCache cache;
   cache.run(m, n, k, a, b, c, ldc, accumulate);
 }

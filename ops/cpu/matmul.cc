@@ -11,14 +11,32 @@ namespace loqal {
 
 namespace {
 
-// Panels of about 256 x 256: large enough for a library call to run near its peak, small enough
-// that a fp32 panel stays in L2 for the epilogue and that 16 cores find work.
-constexpr int64_t kPanel = 256;
+// Panels of at most 256 x 256: large enough that packing them is cheap, small enough that what is
+// packed stays in L2 and a fp32 panel is still there for the epilogue. Small products are cut
+// finer, into at least kTasks panels, so that a few threads end at about the same time.
+constexpr int64_t kPanel = 256, kSmallest = 96, kTasks = 12;
 
-int64_t even_cut(int64_t n, int64_t multiple) {
-  const int64_t parts = (n + kPanel - 1) / kPanel;
-  const int64_t cut = (n + parts - 1) / parts;
-  return (cut + multiple - 1) / multiple * multiple;
+struct Grid {
+  int64_t rows, cols;  // of a panel
+  int64_t down, across;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// n cut evenly into `parts`, rounded up to whole tiles of the kernel.
+int64_t even_cut(int64_t n, int64_t parts, int64_t multiple) {
+  return ceil_div(ceil_div(n, parts), multiple) * multiple;
+}
+
+Grid grid_of(int64_t M, int64_t N) {
+  int64_t down = ceil_div(M, kPanel), across = ceil_div(N, kPanel);
+  while (down * across < kTasks) {
+    if (M / down >= N / across && M / down >= 2 * kSmallest) down *= 2;
+    else if (N / across >= 2 * kSmallest) across *= 2;
+    else break;
+  }
+  const int64_t rows = even_cut(M, down, 6), cols = even_cut(N, across, 16);
+  return {rows, cols, ceil_div(M, rows), ceil_div(N, cols)};
 }
 
 cpu::GemmOperand panel_of(const Tensor& t, bool transpose, bool outer_is_row, int64_t first) {
@@ -56,10 +74,9 @@ void write_panel(const Tensor& c, const float* sums, int64_t ld, const float* bi
 void CpuOps::do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) {
   const int64_t M = c.rows, N = c.cols, K = args.transpose_a ? a.rows : a.cols;
   if (M == 0 || N == 0) return;
-  const int64_t rows = even_cut(M, 6), cols = even_cut(N, 16);
-  const int64_t across = (N + cols - 1) / cols, down = (M + rows - 1) / rows;
+  const auto [rows, cols, down, across] = grid_of(M, N);
   const bool direct = c.dtype == DType::F32 && !args.bias && !args.residual;
-  pool_.run(down * across, [&](int64_t task) {
+  pool_.run(down * across, [&, rows = rows, cols = cols, across = across](int64_t task) {
     const int64_t i = task / across * rows, j = task % across * cols;
     const Tensor panel = c.row_slice(i, std::min(rows, M - i)).col_slice(j, std::min(cols, N - j));
     const cpu::GemmOperand pa = panel_of(a, args.transpose_a, !args.transpose_a, i);

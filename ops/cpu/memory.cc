@@ -27,7 +27,7 @@ std::string CpuOps::description() const {
              cpu::gemm_library());
 }
 
-bool CpuOps::has_fast_bf16() const { return cpu::has_native_bf16(); }
+bool CpuOps::has_fast_bf16() const { return cpu::dnnl_multiplies(DType::BF16); }
 
 double CpuOps::peak_flops(DType type) {
   double& peak = peak_[type == DType::BF16];
