@@ -132,7 +132,7 @@ sanitize:             ## the tests under ASan+UBSan, the threaded ones under TSa
 	LOQAL_BIN_DIR=build/asan build/asan/run_tests --gtest_brief=1 --gtest_filter='$(ASAN_TESTS)'
 	@$(MAKE) --no-print-directory -j$(JOBS) MODE=tsan build/tsan/run_tests
 	build/tsan/run_tests --gtest_brief=1 --gtest_filter='$(TSAN_TESTS)'
-ASAN_TESTS := *-Memory*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*
+ASAN_TESTS := *-Memory*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
 TSAN_TESTS := ThreadPool*:Threads*:*Parity*
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Says which Debian or Ubuntu packages are missing, then installs them (with sudo if needed).
 #
-#   scripts/install_deps.sh [NEED]...      NEED: build quickstart test bench lint all   [build]
+#   scripts/install_deps.sh [NEED]...      NEED: build quickstart c4 test bench lint all   [build]
 #   NO_INSTALL=1                           only says what is missing
 #
 # The sanitizers need nothing of their own: their libraries come with g++.
@@ -25,6 +25,8 @@ build       nlohmann-json3-dev    JSON
 build       libcli11-dev          options and config files
 quickstart  python3-matplotlib    plot of the loss
 quickstart  bible-kjv             text to train on
+c4          curl                  downloads
+c4          ca-certificates       https
 test        libgtest-dev          unit tests
 test        jq                    the README's lines that read a log
 test        python3-pandas        the README's lines that read a log
@@ -42,11 +44,12 @@ expand() {
   case $1 in
     build) echo build ;;
     quickstart) echo build quickstart ;;
-    test) echo build quickstart test ;;
+    c4) echo build c4 ;;
+    test) echo build quickstart c4 test ;;
     bench) echo build bench ;;
     lint) echo lint ;;
-    all) echo build quickstart test bench lint ;;
-    *) fail "unknown need \"$1\"; expected build, quickstart, test, bench, lint or all" ;;
+    all) echo build quickstart c4 test bench lint ;;
+    *) fail "unknown need \"$1\"; expected build, quickstart, c4, test, bench, lint or all" ;;
   esac
 }
 

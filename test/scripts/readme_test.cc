@@ -14,23 +14,12 @@
 
 #include "core/json.h"
 #include "test/core/files.h"
+#include "test/scripts/run.h"
 
 namespace loqal {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Result {
-  int status;
-  std::string output;  // stdout and stderr
-};
-
-Result run(const std::string& command) {
-  FILE* pipe = popen(("{ " + command + "\n} 2>&1").c_str(), "r");
-  std::string output;
-  for (int c; (c = fgetc(pipe)) != EOF;) output += char(c);
-  return {WEXITSTATUS(pclose(pipe)), output};
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -215,7 +204,7 @@ std::set<std::string> matches(const std::string& text, const char* pattern) {
 std::string help_texts() {
   const char* bin = getenv("LOQAL_BIN_DIR");
   const std::string folder = cat(bin ? bin : ".", "/");
-  return run(folder + "train --help; " + folder + "tokenize --help").output;
+  return run(folder + "train --help; " + folder + "tokenize --help; scripts/c4.sh --help").output;
 }
 
 TEST(DocumentsTest, NameOnlyOptionsAndPresetsThatExist) {

@@ -4,21 +4,10 @@
 #include <filesystem>
 
 #include "test/core/files.h"
+#include "test/scripts/run.h"
 
 namespace loqal {
 namespace {
-
-struct Result {
-  int status;
-  std::string output;  // stdout and stderr
-};
-
-Result run(const std::string& command) {
-  FILE* pipe = popen(("{ " + command + "; } 2>&1").c_str(), "r");
-  std::string output;
-  for (int c; (c = fgetc(pipe)) != EOF;) output += char(c);
-  return {WEXITSTATUS(pclose(pipe)), output};
-}
 
 std::string log_text(int steps) {
   std::string text = "{\"kind\":\"run\"}\n";
