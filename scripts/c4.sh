@@ -309,7 +309,7 @@ finished=yes
 say "" "All of them are tokenized."
 options="--model llama-60M --tokenizer $(printf %q "$tokenizer")"
 for split in train val; do
-  files=${tokens}_${split}_*.bin
+  files="${tokens}_${split}_*.bin"
   ! compgen -G "$files" >/dev/null || options+=" --$split-data '$files'"
 done
 [[ $options != *--train-data* ]] ||

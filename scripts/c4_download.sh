@@ -66,7 +66,10 @@ defect_of() {
   size=$(size_of "$1")
   [ "$size" != 0 ] || { echo "the answer is empty" && return; }
   [ -z "$2" ] || [ "$size" = "$2" ] || { echo "$size bytes, expected $2" && return; }
-  gzip -t <"$1" 2>"$scratch/gzip" || { echo "damaged: $(tr '\n' ' ' <"$scratch/gzip")" && return; }
+  gzip -t <"$1" 2>"$scratch/gzip" || {
+    echo "damaged: $(sed -n 's/^gzip: stdin: //p' "$scratch/gzip")"
+    return
+  }
   sha=${headers[x-linked-etag]:-}
   [[ ! $sha =~ ^[0-9a-f]{64}$ ]] || sha256sum --status -c - <<<"$sha  $1" ||
     echo "sha256 is not $sha"

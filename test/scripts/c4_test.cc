@@ -192,7 +192,7 @@ TEST_F(C4Test, ErrorsExplain) {
       {"empty", "the answer is empty"},
       {"stuck", "(2000 of "},
       {"long", "given up after 8 tries: "},
-      {"short", "given up after 8 tries: damaged: "},
+      {"short", "given up after 8 tries: damaged: unexpected end of file ("},
       {"crc-99", "given up after 8 tries: damaged: "},
       {"hub-sha", "given up after 8 tries: sha256 is not 0000000"}};
   for (const auto& [mode, message] : cases) {
