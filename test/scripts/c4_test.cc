@@ -213,6 +213,10 @@ TEST_F(C4Test, ErrorsExplain) {
       run("no_proxy=127.0.0.1 C4_WAIT=0 C4_URL=http://127.0.0.1:1 " + script(""));
   EXPECT_EQ(refused.status, 1);
   EXPECT_CONTAINS(refused.output, "given up after 8 tries: Failed to connect");
+  // Files of 4 KB at most: a disk that is full after those.
+  const Result full = run("trap '' XFSZ; ulimit -f 8; " + command("ok", ""));
+  EXPECT_EQ(full.status, 1);
+  EXPECT_CONTAINS(full.output, ".part: cannot write: ");
   expect_nothing_final();
 }
 
