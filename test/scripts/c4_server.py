@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A hub that misbehaves, for c4_test.cc: c4_server.py FOLDER LOG
+"""A hub that misbehaves, for c4_hub.h: c4_server.py FOLDER LOG
 
 Serves FOLDER at http://127.0.0.1:PORT/MODE/...; prints "PORT PID" first and ends with its parent.
 LOG gets a line for each request: MODE, file, Range. The modes, N counts the requests for a file:
