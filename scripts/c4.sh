@@ -191,8 +191,10 @@ done < <(
   [ -z "$train_list" ] || printf 'train %s\n' $train_list
 )
 if [ -n "$bad" ]; then
-  there=$(find "$local_folder" -maxdepth 2 -name '*.json.gz' -printf '%P\n' | sort | head -n 8)
-  fail "C4_URL=$local_folder, in it or in its folder $config:$bad" "there are: ${there//$'\n'/ }"
+  there=$(find "$local_folder" -maxdepth 2 -name '*.json.gz' -printf '%P\n' | sort | head -n 8 |
+    paste -sd ' ')
+  fail "C4_URL=$local_folder, in it or in its folder $config:$bad" \
+    "there are: ${there:-no .json.gz files}"
 fi
 
 # FOLDER: bytes free there.
