@@ -82,6 +82,16 @@ Head head_of(const AttentionShape& s, int64_t b, int64_t h) {
   return {b * s.T, h * s.HS, h / (s.NH / s.NKV) * s.HS, b * s.NH + h};
 }
 
+// The part of the block of queries [q0, q0 + rows) and keys from k0 on that the mask leaves: its
+// first query (counted from q0), and columns, in whole vectors.
+struct Visible {
+  int64_t first, cols;
+};
+
+Visible visible(int64_t q0, int64_t rows, int64_t k0, int64_t Tp) {
+  return {std::max<int64_t>(0, k0 - q0), std::min({kK, Tp - k0, padded(q0 + rows - k0)})};
+}
+
 // Folds one block of scores into the running softmax: s becomes unnormalised probabilities, the
 // output so far is rescaled to the new maximum.
 void online_softmax(float* s, int64_t rows, int64_t cols, float* top, float* total, float* out,
@@ -126,11 +136,13 @@ void forward_head(const Tensor& out, const Tensor& lse, const Tensor& q, const T
     std::fill_n(top, rows, -INFINITY);
     std::fill_n(total, rows, 0.0f);
     for (int64_t k0 = 0; k0 < q0 + rows; k0 += kK) {
-      const int64_t cols = std::min(kK, Tp - k0);
-      small_gemm(rows, cols, HSp, qb, HSp, 1, keys_t + k0, Tp, sb, kK, false);
-      if (k0 + cols > q0 + 1) mask(sb, rows, cols, q0, k0, -INFINITY);
-      online_softmax(sb, rows, cols, top, total, ob, HSp);
-      small_gemm(rows, HSp, cols, sb, kK, 1, values + k0 * HSp, HSp, ob, HSp, true);
+      const auto [first, cols] = visible(q0, rows, k0, Tp);
+      const int64_t n = rows - first;
+      float *queries = qb + first * HSp, *outputs = ob + first * HSp;
+      small_gemm(n, cols, HSp, queries, HSp, 1, keys_t + k0, Tp, sb, kK, false);
+      if (k0 + cols > q0 + first + 1) mask(sb, n, cols, q0 + first, k0, -INFINITY);
+      online_softmax(sb, n, cols, top + first, total + first, outputs, HSp);
+      small_gemm(n, HSp, cols, sb, kK, 1, values + k0 * HSp, HSp, outputs, HSp, true);
     }
     float* log_sum = lse.row<float>(head.index) + q0;
     for (int64_t r = 0; r < rows; r++) {
@@ -187,15 +199,18 @@ void backward_group(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
         delta[r] = simd::map_sum(
             HSp, [](vf x, vf g) { return x * g; }, ob + r * HSp, gb + r * HSp);
       std::fill_n(dqb, rows * HSp, 0.0f);
+      const float* log_sum = lse.row<float>(head.index) + q0;
       for (int64_t k0 = 0; k0 < q0 + rows; k0 += kK) {
-        const int64_t cols = std::min(kK, Tp - k0);
-        small_gemm(rows, cols, HSp, qb, HSp, 1, keys_t + k0, Tp, sb, kK, false);
-        if (k0 + cols > q0 + 1) mask(sb, rows, cols, q0, k0, -INFINITY);
-        small_gemm(rows, cols, HSp, gb, HSp, 1, values_t + k0, Tp, dpb, kK, false);
-        probabilities_and_dscores(sb, pb, dpb, rows, cols, lse.row<float>(head.index) + q0, delta);
-        small_gemm(cols, HSp, rows, pb, 1, kK, gb, HSp, dvalues + k0 * HSp, HSp, true);
-        small_gemm(rows, HSp, cols, sb, kK, 1, keys + k0 * HSp, HSp, dqb, HSp, true);
-        small_gemm(cols, HSp, rows, sb, 1, kK, qb, HSp, dkeys + k0 * HSp, HSp, true);
+        const auto [first, cols] = visible(q0, rows, k0, Tp);
+        const int64_t n = rows - first;
+        const float *queries = qb + first * HSp, *grads = gb + first * HSp;
+        small_gemm(n, cols, HSp, queries, HSp, 1, keys_t + k0, Tp, sb, kK, false);
+        if (k0 + cols > q0 + first + 1) mask(sb, n, cols, q0 + first, k0, -INFINITY);
+        small_gemm(n, cols, HSp, grads, HSp, 1, values_t + k0, Tp, dpb, kK, false);
+        probabilities_and_dscores(sb, pb, dpb, n, cols, log_sum + first, delta + first);
+        small_gemm(cols, HSp, n, pb, 1, kK, grads, HSp, dvalues + k0 * HSp, HSp, true);
+        small_gemm(n, HSp, cols, sb, kK, 1, keys + k0 * HSp, HSp, dqb + first * HSp, HSp, true);
+        small_gemm(cols, HSp, n, sb, 1, kK, queries, HSp, dkeys + k0 * HSp, HSp, true);
       }
       store_head<X>(dq, row + q0, rows, head.q_col, HS, HSp, scale, dqb);
     }

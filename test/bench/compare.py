@@ -1,66 +1,121 @@
 #!/usr/bin/python3
-"""Whole training steps of loqal and of PyTorch on the same shapes, in one run on one machine.
+"""Whole training steps of loqal and of PyTorch on the same shapes, in one run on one machine; where a step's time
+goes; and how it scales.
 
-Prints a table of ms per step and the ratio PyTorch / loqal (above 1: loqal is faster), and writes all
-numbers as JSON. PyTorch is torch_bench.py beside this file; without torch only loqal is measured. The two
-programs take turns, so that a machine that slows down does so for both.
+Three tables: ms per step and the ratio PyTorch / loqal (above 1: loqal is faster); for each operation of a step its
+time beside its floor, the larger of FLOPs / measured GEMM peak and bytes / measured memory bandwidth; tokens per
+second of two threads, and of two processes of one thread, over one thread's. All numbers go to a JSON file.
+
+The programs take turns (--rounds), and a ratio is the median of the rounds' ratios, because a shared machine's speed
+changes within seconds. PyTorch is torch_bench.py beside this file; without torch only loqal is measured.
 """
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 
 SHAPES = ["gpt2-124M", "gpt2-124M-T64", "char", "llama-60M"]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+# What the operations of class Ops are to a reader of a time budget.
+GROUPS = {
+    "matmul": "GEMM", "bias_backward": "GEMM",
+    "attention_forward": "attention", "attention_backward": "attention", "rope": "attention",
+    "linear_cross_entropy": "head and loss",
+    "layernorm_forward": "norms", "layernorm_backward": "norms", "rmsnorm_forward": "norms", "rmsnorm_backward": "norms",
+    "gelu_forward": "activation", "gelu_backward": "activation",
+    "swiglu_forward": "activation", "swiglu_backward": "activation",
+    "sum_squares": "optimizer", "adamw": "optimizer",
+}
+
+
+def start(command):
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    """The JSON line that a benchmark prints last."""
+    out, _ = process.communicate()
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(process.args)}: exit code {process.returncode}")
+    return json.loads(out.strip().splitlines()[-1])
+
 
 def run(command):
-    """The JSON line that a benchmark prints last, or None with its error on stderr."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.stderr.write(done.stderr[-2000:])
-        return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return finish(start(command))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bench", required=True, help="the step_bench program")
-    parser.add_argument("--out", required=True, help="JSON file to write")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--shapes", nargs="*", default=SHAPES)
-    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
-    options = parser.parse_args()
-    have_torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
-    if not have_torch:
-        print("PyTorch is not installed (scripts/install_deps.sh bench): loqal alone")
+def median(rows, key):
+    return statistics.median(row[key] for row in rows)
+
+
+def compare(options, loqal, torch):
+    print(f"{'shape':14} {'type':5} {'loqal ms':>9} {'of peak':>8} {'PyTorch ms':>11} {'ratio':>6} {'(range)':>13}   PyTorch's BLAS")
     results = []
-    print(f"{'shape':15} {'type':5} {'loqal ms':>9} {'of peak':>8} {'PyTorch ms':>11} {'ratio':>6}   PyTorch's BLAS")
     for shape in options.shapes:
         for dtype in options.dtypes:
-            threads, steps = str(options.threads), str(options.steps)
-            ours = run([options.bench, shape, dtype, threads, steps])
             # Without AVX512-BF16 PyTorch 1.13 multiplies bf16 in a scalar loop: one step of the
             # 6 x 384 shape had not ended after 150 s.
-            measurable = have_torch and (dtype == "fp32" or "avx512_bf16" in cpu_flags())
-            theirs = run([sys.executable, os.path.join(HERE, "torch_bench.py"), "--shape", shape, "--dtype", dtype,
-                          "--threads", threads, "--steps", steps, "--json"]) if measurable else None
-            results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
-            if ours is None:
-                continue
-            line = f"{shape:15} {dtype:5} {ours['ms_per_step']:9.0f} {ours['share_of_peak']:8.0%}"
+            measurable = options.have_torch and (dtype == "fp32" or "avx512_bf16" in cpu_flags())
+            ours, theirs = [], []
+            for _ in range(options.rounds):
+                ours.append(run(loqal(shape, dtype, options.threads)))
+                if measurable:
+                    theirs.append(run(torch(shape, dtype)))
+            line = f"{shape:14} {dtype:5} {median(ours, 'ms_per_step'):9.0f} {median(ours, 'share_of_peak'):8.0%}"
             if theirs:
-                ratio = theirs["ms_per_step"] / ours["ms_per_step"]
-                line += f" {theirs['ms_per_step']:11.0f} {ratio:6.2f}   {theirs['blas']}"
-            elif have_torch and not measurable:
-                line += "           -      -   (PyTorch has no fast bf16 on this CPU)"
+                ratios = [t["ms_per_step"] / o["ms_per_step"] for o, t in zip(ours, theirs)]
+                line += (f" {median(theirs, 'ms_per_step'):11.0f} {statistics.median(ratios):6.2f}"
+                         f" {f'({min(ratios):.2f}-{max(ratios):.2f})':>13}   {theirs[0]['blas']}")
+            elif options.have_torch:
+                line += "           -      -               (PyTorch has no fast bf16 on this CPU)"
             print(line, flush=True)
-    with open(options.out, "w") as file:
-        json.dump(results, file, indent=1)
-    print(f"numbers: {options.out}")
-    return 0 if all(r["loqal"] for r in results) else 1
+            results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
+    return results
+
+
+def print_budgets(results):
+    for result in results:
+        best = min(result["loqal"], key=lambda row: row["profiled_ms"])
+        total = best["profiled_ms"]
+        groups, listed = {}, 0
+        for op, cost in best["budget"].items():
+            group = groups.setdefault(GROUPS.get(op, "rest"), {"ms": 0, "floor_ms": 0, "ops": []})
+            group["ops"].append((op, cost))
+            for key in ("ms", "floor_ms"):
+                group[key] += cost[key]
+            listed += cost["ms"]
+        groups.setdefault("rest", {"ms": 0, "floor_ms": 0, "ops": []})["ms"] += total - listed
+        print(f"\n{result['shape']} {result['dtype']}: {total:.0f} ms; peak {best['peak_gflops']:.0f} GFLOP/s, "
+              f"{best['gbytes_per_s']:.0f} GB/s, {best['device']}")
+        print(f"  {'operation':24} {'calls':>5} {'ms':>8} {'share':>7} {'floor ms':>9} {'floor/ms':>8} {'GFLOP/s':>8} {'GB/s':>6}")
+        for name, group in sorted(groups.items(), key=lambda item: -item[1]["ms"]):
+            print(f"  {name:24} {'':5} {group['ms']:8.1f} {group['ms'] / total:7.1%}")
+            for op, cost in sorted(group["ops"], key=lambda item: -item[1]["ms"]):
+                rates = [cost[key] / cost["ms"] * 1e3 if cost["ms"] > 0 else 0 for key in ("gflop", "gbyte")]
+                print(f"    {op:22} {cost['calls']:5} {cost['ms']:8.1f} {cost['ms'] / total:7.1%} {cost['floor_ms']:9.1f}"
+                      f" {cost['floor_ms'] / max(cost['ms'], 1e-9):8.2f} {rates[0]:8.0f} {rates[1]:6.1f}")
+
+
+def scaling(options, loqal):
+    """Tokens per second over those of one thread: of all threads, and of two processes with one thread each."""
+    print(f"\nscaling        {'type':5} {'1 thread':>9} {f'{options.threads} threads':>10} {'2 processes':>12}   tokens/s; ratios to 1 thread")
+    results = []
+    for shape in options.scaling:
+        rounds = []
+        for _ in range(options.rounds):
+            one = run(loqal(shape, "fp32", 1))["tokens_per_s"]
+            threads = run(loqal(shape, "fp32", options.threads))["tokens_per_s"]
+            both = [start(loqal(shape, "fp32", 1)) for _ in range(2)]
+            processes = sum(finish(process)["tokens_per_s"] for process in both)
+            rounds.append({"one": one, "threads": threads, "processes": processes,
+                           "threads_ratio": threads / one, "processes_ratio": processes / one})
+        print(f"{shape:14} fp32  {median(rounds, 'one'):9.0f} {median(rounds, 'threads'):10.0f} {median(rounds, 'processes'):12.0f}"
+              f"   {median(rounds, 'threads_ratio'):.2f} {median(rounds, 'processes_ratio'):.2f}", flush=True)
+        results.append({"shape": shape, "rounds": rounds})
+    return results
 
 
 def cpu_flags():
@@ -68,5 +123,34 @@ def cpu_flags():
         return next((line for line in file if line.startswith("flags")), "")
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", required=True, help="the step_bench program")
+    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=3, help="steps timed in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
+    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
+    parser.add_argument("--scaling", nargs="*", default=["char", "gpt2-124M-T64"], choices=SHAPES)
+    options = parser.parse_args()
+    options.have_torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
+    if not options.have_torch:
+        print("PyTorch is not installed (scripts/install_deps.sh bench): loqal alone")
+
+    def loqal(shape, dtype, threads):
+        return [options.bench, shape, dtype, str(threads), str(options.steps)]
+
+    def torch(shape, dtype):
+        return [sys.executable, os.path.join(HERE, "torch_bench.py"), "--shape", shape, "--dtype", dtype, "--threads",
+                str(options.threads), "--steps", str(options.steps), "--warmup", "1", "--json"]
+
+    steps = compare(options, loqal, torch)
+    print_budgets(steps)
+    with open(options.out, "w") as file:
+        json.dump({"steps": steps, "scaling": scaling(options, loqal)}, file, indent=1)
+    print(f"numbers: {options.out}")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -40,17 +40,54 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Bytes per second, read and written, of the best of several copies that no cache holds.
-double copy_bandwidth(Ops& ops) {
+/// Bytes per second, read and written, of the best of several passes over more than caches hold. In
+/// place: writing elsewhere would read the lines to be overwritten, too.
+double memory_bandwidth(Ops& ops) {
   constexpr int64_t n = 32 << 20;
-  const Buffer from = ops.alloc(n * 4, "workspace"), to = ops.alloc(n * 4, "workspace");
+  const Buffer memory = ops.alloc(n * 4, "workspace");
+  const Tensor x(memory.as<float>(), 1, n);
   double best = 0;
   for (int round = 0; round < 5; round++) {
     const auto begin = std::chrono::steady_clock::now();
-    ops.copy({to.as<float>(), 1, n}, {from.as<float>(), 1, n});
+    ops.copy(x, x);
     if (round > 0) best = std::max(best, double(2 * n * 4) / seconds_since(begin));
   }
   return best;
+}
+
+/// FLOP/s of a large matrix product: the machine's peak, as Ops::peak_flops measures it once. A
+/// shared machine's speed changes within seconds, so each step is compared with the peak around it.
+class Peak {
+ public:
+  Peak(Ops& ops, DType X)
+      : ops_(ops),
+        a_(ops.alloc(n * n * int64_t(size_of(X)), "workspace")),
+        b_(ops.alloc(n * n * int64_t(size_of(X)), "workspace")),
+        c_(ops.alloc(n * n * 4, "workspace")),
+        X_(X) {
+    measure();
+  }
+  double measure() {
+    double best = 0;
+    for (int round = 0; round < 5; round++) {
+      const auto begin = std::chrono::steady_clock::now();
+      ops_.matmul({c_.as<float>(), n, n}, {a_.data(), X_, n, n}, {b_.data(), X_, n, n},
+                  {.transpose_b = true});
+      best = std::max(best, 2.0 * n * n * n / seconds_since(begin));
+    }
+    return best;
+  }
+
+ private:
+  static constexpr int64_t n = 1248;
+  Ops& ops_;
+  Buffer a_, b_, c_;
+  DType X_;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
 
 /// The training loop's body on random tokens.
@@ -92,17 +129,23 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
   const ModelConfig config = config_of(shape);
   const auto ops = make_cpu_ops(threads);
   const DType X = bf16 ? DType::BF16 : DType::F32;
-  const double peak = ops->peak_flops(X), bandwidth = copy_bandwidth(*ops);
+  const double N = double(shape.B * shape.T), flops = flops_per_token(config) * N;
+  const double bandwidth = memory_bandwidth(*ops);
+  Peak peak_meter(*ops, X);
   Step step(*ops, config, shape.B, X);
   step.run();  // touches memory, creates primitives
-  std::vector<double> seconds;
-  for (int i = 0; i < steps; i++) seconds.push_back(step.run());
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
+  std::vector<double> seconds, peaks = {peak_meter.measure()}, shares;
+  for (int i = 0; i < steps; i++) {
+    seconds.push_back(step.run());
+    peaks.push_back(peak_meter.measure());
+    shares.push_back(flops / seconds.back() / ((peaks[size_t(i)] + peaks.back()) / 2));
+  }
 
   std::map<std::string, OpCost> costs;
   ops->profile(&costs);
   const double profiled = step.run();
+  ops->profile(nullptr);
+  const double peak = (peaks.back() + peak_meter.measure()) / 2;
   Json budget = Json::object();
   for (const auto& [op, cost] : costs)
     budget[op] = {{"calls", cost.calls},
@@ -110,15 +153,14 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
                   {"gflop", cost.flops * 1e-9},
                   {"gbyte", cost.bytes * 1e-9},
                   {"floor_ms", 1e3 * std::max(cost.flops / peak, cost.bytes / bandwidth)}};
-  const double N = double(shape.B * shape.T);
   const Json result = {{"shape", name},
                        {"dtype", bf16 ? "bf16" : "fp32"},
                        {"threads", threads},
-                       {"ms_per_step", median * 1e3},
-                       {"tokens_per_s", N / median},
-                       {"peak_gflops", peak * 1e-9},
-                       {"copy_gbytes_per_s", bandwidth * 1e-9},
-                       {"share_of_peak", flops_per_token(config) * N / median / peak},
+                       {"ms_per_step", median(seconds) * 1e3},
+                       {"tokens_per_s", N / median(seconds)},
+                       {"peak_gflops", median(peaks) * 1e-9},
+                       {"gbytes_per_s", bandwidth * 1e-9},
+                       {"share_of_peak", median(shares)},
                        {"bytes", ops->peak_bytes()},
                        {"device", ops->description()},
                        {"profiled_ms", profiled * 1e3},
