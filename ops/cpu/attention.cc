@@ -9,6 +9,7 @@
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/microkernel.h"
 #include "ops/cpu/simd.h"
+#include "ops/cpu/transpose.h"
 
 namespace loqal {
 
@@ -61,9 +62,16 @@ void store_head(const Tensor& x, int64_t row, int64_t T, int64_t column, int64_t
 
 // to[d][t] = from[t][d]; columns [T, Tp) are zero.
 void transpose(const float* from, int64_t T, int64_t Tp, int64_t HSp, float* to) {
-  for (int64_t t0 = 0; t0 < Tp; t0 += 16)
-    for (int64_t d = 0; d < HSp; d++)
-      for (int64_t t = t0; t < t0 + 16; t++) to[d * Tp + t] = t < T ? from[t * HSp + d] : 0.0f;
+  for (int64_t t = 0; t < Tp; t += simd::kSide)
+    for (int64_t d = 0; d < HSp; d += simd::kSide) {
+      simd::Row block[simd::kSide];
+#pragma GCC unroll 8
+      for (int r = 0; r < simd::kSide; r++)
+        block[r] = t + r < T ? simd::load_row(from + (t + r) * HSp + d) : simd::Row{};
+      simd::transpose(block);
+#pragma GCC unroll 8
+      for (int r = 0; r < simd::kSide; r++) simd::store_row(to + (d + r) * Tp + t, block[r]);
+    }
 }
 
 // Scores above the diagonal become `value`. Row r is query q0 + r, column c is key k0 + c.

@@ -4,10 +4,10 @@
 #include "ops/cpu/gemm.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "ops/cpu/microkernel.h"
+#include "ops/cpu/transpose.h"
 
 namespace loqal::cpu {
 
@@ -21,45 +21,17 @@ using Strips = std::vector<Line>;  // whole cache lines
 
 constexpr int64_t kTall = 6, kWide = 2 * simd::kWidth;  // a tile of C: what the registers hold
 
-// Packing moves 8 x 8 blocks, whatever the width of the machine's vectors.
-constexpr int64_t kSide = 8;
-typedef float Row __attribute__((vector_size(kSide * 4)));
-typedef uint32_t RowBits __attribute__((vector_size(kSide * 4)));
-typedef uint16_t HalfRow __attribute__((vector_size(kSide * 2)));
-
-Row load_row(const float* p) {
-  Row v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-Row load_row(const bf16* p) {
-  HalfRow h;
-  std::memcpy(&h, p, sizeof h);
-  return Row(__builtin_convertvector(h, RowBits) << 16);
-}
-
-// Swaps the off-diagonal quarters of each 2D x 2D block of rows: D = 4, 2, 1 make a transposition.
-template <int D>
-void swap_quarters(Row (&a)[kSide]) {
-  constexpr auto low = [](int c) { return c & D ? c - D + int(kSide) : c; };
-  constexpr auto high = [](int c) { return c & D ? c + int(kSide) : c + D; };
-#pragma GCC unroll 8
-  for (int r = 0; r < kSide; r++) {
-    if (r & D) continue;
-    const Row x = a[r], y = a[r + D];
-    a[r] = __builtin_shufflevector(x, y, low(0), low(1), low(2), low(3), low(4), low(5), low(6),
-                                   low(7));
-    a[r + D] = __builtin_shufflevector(x, y, high(0), high(1), high(2), high(3), high(4), high(5),
-                                       high(6), high(7));
-  }
-}
+using simd::kSide;
+using simd::load_row;
+using simd::Row;
 
 /// strips[s][k][w] = op(X)[s * width + w, k], w < width, zero where the outer index is >= outer.
 /// One outer index is a stored row of `depth` contiguous numbers.
 template <int64_t width, class X>
 void pack_rows(int64_t outer, int64_t depth, const X* x, int64_t ld, float* strips) {
   static_assert(width <= kSide || width % kSide == 0);
-  constexpr int64_t step = std::min(width, kSide);  // rows of one transposed block that count
+  constexpr int64_t step =
+      std::min<int64_t>(width, kSide);  // rows of one transposed block that count
   for (int64_t o = 0; o < outer; o += step) {
     const int64_t rows = std::min(step, outer - o);
     float* to = strips + o / width * width * depth + o % width;
@@ -69,12 +41,10 @@ void pack_rows(int64_t outer, int64_t depth, const X* x, int64_t ld, float* stri
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kSide; r++)
         block[r] = r < rows ? load_row(x + (o + r) * ld + k) : Row{};
-      swap_quarters<4>(block);
-      swap_quarters<2>(block);
-      swap_quarters<1>(block);
+      simd::transpose(block);
       // In order: what a narrow strip's row writes beyond its end, the next one overwrites.
 #pragma GCC unroll 8
-      for (int64_t r = 0; r < kSide; r++) std::memcpy(to + (k + r) * width, &block[r], sizeof(Row));
+      for (int64_t r = 0; r < kSide; r++) simd::store_row(to + (k + r) * width, block[r]);
     }
     for (; k < depth; k++)
       for (int64_t r = 0; r < step; r++)
@@ -98,10 +68,8 @@ void pack_columns(int64_t outer, int64_t depth, const X* x, int64_t ld, float* s
                                  : width % kSide && k1 == depth ? k1 - 1
                                                                 : k1;
       for (; k < vector_end; k++)
-        for (int64_t v = 0; v < vectors; v++) {
-          const Row row = load_row(x + k * ld + o + v * kSide);
-          std::memcpy(to + k * width + v * kSide, &row, sizeof row);
-        }
+        for (int64_t v = 0; v < vectors; v++)
+          simd::store_row(to + k * width + v * kSide, load_row(x + k * ld + o + v * kSide));
       for (; k < k1; k++)
         for (int64_t w = 0; w < width; w++)
           to[k * width + w] = o + w < outer ? to_float(x[k * ld + o + w]) : 0.0f;

@@ -77,8 +77,8 @@ inline float max_lane(vf v) {
 }
 
 /// e^x to 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 polynomial in r. Overflow gives inf,
-/// x below -86.99 gives 0 (true values there: less than 1.7e-38, next to the smallest normal float),
-/// NaN stays NaN.
+/// x below -86.99 gives 0 (true values there: less than 1.7e-38, next to the smallest normal
+/// float), NaN stays NaN.
 inline vf exp(vf x) {
   const vf low = splat(-87.33654f), high = splat(88.72283f);
   const vf over = x > high ? splat(INFINITY) : splat(0.0f);
