@@ -10,19 +10,21 @@ using simd::vf;
 
 namespace {
 
-constexpr float kSqrt2OverPi = 0.7978845608f, kCubic = 0.044715f;
-
-vf gelu_tanh(vf x) { return simd::tanh(kSqrt2OverPi * (x + kCubic * x * x * x)); }
 vf sigmoid(vf x) { return 1.0f / (1.0f + simd::exp(-x)); }
 
-vf gelu(vf x) { return 0.5f * x * (1.0f + gelu_tanh(x)); }
+// With u = 2 sqrt(2/pi) (x + 0.044715 x^3): (1 + tanh(u / 2)) / 2 = sigmoid(u), which needs one
+// exponential and does not cancel where x is very negative.
+constexpr float kLinear = 2 * 0.7978845608f, kCubic = kLinear * 0.044715f;
 
-// Both the value and dy * derivative, sharing the tanh.
+vf gelu_gate(vf x) { return sigmoid(x * (kLinear + kCubic * x * x)); }
+
+vf gelu(vf x) { return x * gelu_gate(x); }
+
+// Both the value and dy * derivative.
 void gelu_and_grad(vf x, vf dy, vf& y, vf& dx) {
-  const vf t = gelu_tanh(x);
-  const vf inner = kSqrt2OverPi * (1.0f + 3.0f * kCubic * x * x);
-  y = 0.5f * x * (1.0f + t);
-  dx = dy * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner);
+  const vf s = gelu_gate(x);
+  y = x * s;
+  dx = dy * (s + y * (1.0f - s) * (kLinear + 3.0f * kCubic * x * x));
 }
 
 }  // namespace

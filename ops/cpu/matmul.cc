@@ -14,7 +14,7 @@ namespace {
 // Panels of at most 256 x 256: large enough that packing them is cheap, small enough that what is
 // packed stays in L2 and a fp32 panel is still there for the epilogue. Small products are cut
 // finer, into at least kTasks panels, so that a few threads end at about the same time.
-constexpr int64_t kPanel = 256, kSmallest = 96, kTasks = 12;
+constexpr int64_t kPanel = 256, kSmallest = 96, kTasks = 8;
 
 struct Grid {
   int64_t rows, cols;  // of a panel

@@ -101,9 +101,6 @@ inline vf exp(vf x) {
   return p * scale * 2.0f * under + over;
 }
 
-/// tanh to 1e-7 absolute: 1 - 2 / (e^2x + 1).
-inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
-
 /// Runs `full(i)` for whole vectors of [0, n) and
 /// `part(i, rest)` once for the ragged end.
 template <class Full, class Part>

@@ -6,8 +6,9 @@ Three tables: ms per step and the ratio PyTorch / loqal (above 1: loqal is faste
 time beside its floor, the larger of FLOPs / measured GEMM peak and bytes / measured memory bandwidth; tokens per
 second of two threads, and of two processes of one thread, over one thread's. All numbers go to a JSON file.
 
-The programs take turns (--rounds), and a ratio is the median of the rounds' ratios, because a shared machine's speed
-changes within seconds. PyTorch is torch_bench.py beside this file; without torch only loqal is measured.
+A shared machine's speed changes within seconds, so the programs take turns (--rounds). `ratio` is the median of the
+rounds' ratios, with their range; `fastest` compares the fastest step of each program in all rounds, which other
+tenants of the machine disturb least. PyTorch is torch_bench.py beside this file; without torch only loqal is measured.
 """
 import argparse
 import json
@@ -52,7 +53,7 @@ def median(rows, key):
 
 
 def compare(options, loqal, torch):
-    print(f"{'shape':14} {'type':5} {'loqal ms':>9} {'of peak':>8} {'PyTorch ms':>11} {'ratio':>6} {'(range)':>13}   PyTorch's BLAS")
+    print(f"{'shape':14} {'type':5} {'loqal ms':>9} {'of peak':>8} {'PyTorch ms':>11} {'ratio':>6} {'(range)':>13} {'fastest':>8}   PyTorch's BLAS")
     results = []
     for shape in options.shapes:
         for dtype in options.dtypes:
@@ -67,10 +68,11 @@ def compare(options, loqal, torch):
             line = f"{shape:14} {dtype:5} {median(ours, 'ms_per_step'):9.0f} {median(ours, 'share_of_peak'):8.0%}"
             if theirs:
                 ratios = [t["ms_per_step"] / o["ms_per_step"] for o, t in zip(ours, theirs)]
+                fastest = min(t["fastest_ms"] for t in theirs) / min(o["fastest_ms"] for o in ours)
                 line += (f" {median(theirs, 'ms_per_step'):11.0f} {statistics.median(ratios):6.2f}"
-                         f" {f'({min(ratios):.2f}-{max(ratios):.2f})':>13}   {theirs[0]['blas']}")
+                         f" {f'({min(ratios):.2f}-{max(ratios):.2f})':>13} {fastest:8.2f}   {theirs[0]['blas']}")
             elif options.have_torch:
-                line += "           -      -               (PyTorch has no fast bf16 on this CPU)"
+                line += "           -      -                        (PyTorch has no fast bf16 on this CPU)"
             print(line, flush=True)
             results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
     return results
@@ -147,8 +149,9 @@ def main():
 
     steps = compare(options, loqal, torch)
     print_budgets(steps)
+    numbers = {"steps": steps, "scaling": scaling(options, loqal)}
     with open(options.out, "w") as file:
-        json.dump({"steps": steps, "scaling": scaling(options, loqal)}, file, indent=1)
+        json.dump(numbers, file, indent=1)
     print(f"numbers: {options.out}")
 
 

@@ -157,6 +157,7 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
                        {"dtype", bf16 ? "bf16" : "fp32"},
                        {"threads", threads},
                        {"ms_per_step", median(seconds) * 1e3},
+                       {"fastest_ms", *std::min_element(seconds.begin(), seconds.end()) * 1e3},
                        {"tokens_per_s", N / median(seconds)},
                        {"peak_gflops", median(peaks) * 1e-9},
                        {"gbytes_per_s", bandwidth * 1e-9},
