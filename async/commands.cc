@@ -1,4 +1,5 @@
 // The commands of ./train that are not training: --dry-run, --eval-only, --sample.
+#include <chrono>
 #include <cmath>
 #include <iostream>
 
@@ -122,9 +123,13 @@ int sample_text(Options o) {
   };
   std::vector<int32_t> prompt = ids;
   std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
-  sample(*l.parts.model, prompt, config, show);
+  const auto begin = std::chrono::steady_clock::now();
+  const size_t made = sample(*l.parts.model, prompt, config, show).size();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   show_up_to(l.tokenizer->decode(ids));
-  std::cout << "\n";
+  std::cout << std::endl;
+  std::cerr << made << " tokens, " << format("%.1f", double(made) / seconds.count())
+            << " tokens/s\n";
   return 0;
 }
 

@@ -133,6 +133,7 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                                    .X = o.precision == "bf16" ? DType::BF16 : DType::F32,
                                    .recompute = o.recompute == "block",
                                    .training = training,
+                                   .cache = o.sampling(),
                                    .threads = int(o.threads)};
   parts.model = std::make_unique<Model>(ops, config, model_options);
   if (!training) return parts;

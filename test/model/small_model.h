@@ -20,7 +20,7 @@ struct SmallModel {
   explicit SmallModel(const ModelConfig& config, uint64_t seed = 1, int64_t B = 2,
                       bool training = true)
       : ops(make_cpu_ops(2)),
-        model(*ops, config, {.B = B, .training = training}),
+        model(*ops, config, {.B = B, .training = training, .cache = true}),
         optimizer(*ops,
                   {&model.table(), [this](int i) { return model.parameter(i); },
                    [this](int i) { return model.compute_copy(i); }},
