@@ -40,8 +40,9 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   if (options.X == DType::BF16) copy_ = ops.alloc(table_.elements() * 2, "weights (bf16 copy)");
   frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
   if (options.cache)
-    cache_ = ops.alloc(2 * config.L * config.T * config.NKV * config.HS * int64_t(size_of(options.X)),
-                       "keys and values");
+    cache_ =
+        ops.alloc(2 * config.L * config.T * config.NKV * config.HS * int64_t(size_of(options.X)),
+                  "keys and values");
   Run largest{ops, {}, options.B, config.T};
   largest.weights.X = options.X;
   carve(largest, nullptr, nullptr);

@@ -45,9 +45,9 @@ class Model {
   /// The same, and the gradient of scale * sum into the sink, group by group from the head down.
   double forward_backward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                           float scale, GradSink& sink);
-  /// Logits [V] of the token that follows. `tokens` are those of positions past, past + 1, ... below
-  /// config.T. past > 0: the calls before gave those of the positions before, with the same weights,
-  /// and the model has a cache.
+  /// Logits [V] of the token that follows. `tokens` are those of positions past, past + 1, ...
+  /// below config.T. past > 0: the calls before gave those of the positions before, with the same
+  /// weights, and the model has a cache.
   std::vector<float> next_logits(const std::vector<int32_t>& tokens, int64_t past = 0);
 
   /// For a message: the first parameter, or else the first layer's output of the last forward pass,

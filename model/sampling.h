@@ -22,9 +22,9 @@ struct SamplingConfig {
 int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u);
 
 /// Continues `prompt` (not empty). The model has a cache: after the prompt each token costs one
-/// position. A model sees config.T positions; when they are full, the newer half of them is computed
-/// anew from position 0 and the older half forgotten. Of a longer prompt the end is seen. `emit`
-/// gets each new token at once. Returns the new tokens.
+/// position. A model sees config.T positions; when they are full, the newer half of them is
+/// computed anew from position 0 and the older half forgotten. Of a longer prompt the end is seen.
+/// `emit` gets each new token at once. Returns the new tokens.
 std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
                             const SamplingConfig& config, const std::function<void(int32_t)>& emit);
 

@@ -46,8 +46,8 @@ void CpuOps::do_attention_cached(const Tensor& out, const Tensor& q, const Tenso
     using X = decltype(type);
     pool_.run(T * NH, [&](int64_t task) {
       const int64_t t = task / NH, h = task % NH, kv = h / group * HS;
-      attend_row(out.row<X>(t) + h * HS, q.row<X>(t) + h * HS, k.row<X>(0) + kv,
-                 v.row<X>(0) + kv, past + t + 1, k.ld, HS);
+      attend_row(out.row<X>(t) + h * HS, q.row<X>(t) + h * HS, k.row<X>(0) + kv, v.row<X>(0) + kv,
+                 past + t + 1, k.ld, HS);
     });
   });
 }

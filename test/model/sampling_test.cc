@@ -155,9 +155,8 @@ TEST_P(Generation, TheCacheChangesNothing) {
   std::vector<std::vector<float>> full;
   for (size_t n = 1; n <= tokens.size(); n++)
     full.push_back(m.model.next_logits({tokens.begin(), tokens.begin() + int64_t(n)}));
-  for (const auto& sizes : std::vector<std::vector<int64_t>>{std::vector<int64_t>(16, 1),
-                                                             {5, 1, 1, 1, 8},
-                                                             {3, 4, 9}}) {
+  for (const auto& sizes :
+       std::vector<std::vector<int64_t>>{std::vector<int64_t>(16, 1), {5, 1, 1, 1, 8}, {3, 4, 9}}) {
     int64_t past = 0;
     for (const int64_t n : sizes) {
       const auto first = tokens.begin() + past;
