@@ -1,4 +1,6 @@
 // The commands of ./train that are not training: --dry-run, --eval-only, --export, --sample.
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <iostream>
@@ -107,8 +109,9 @@ int sample_text(Options o) {
   std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
   const int start = read_token_id(l.directory, "bos_token_id"),
             end = read_token_id(l.directory, "eos_token_id");
-  if (start >= 0 && start < l.tokenizer->vocab_size()) ids.insert(ids.begin(), start);
-  if (ids.empty())
+  std::vector<int32_t> prompt = ids;  // begins with what is no text and is not shown
+  if (start >= 0 && start < l.tokenizer->vocab_size()) prompt.insert(prompt.begin(), start);
+  if (prompt.empty())
     fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
   const SamplingConfig config{.tokens = o.sample_tokens,
                               .temperature = o.temperature,
@@ -131,15 +134,15 @@ int sample_text(Options o) {
       text.resize(text.size() - 3);  // a character not complete yet
     show_up_to(text);
   };
-  std::vector<int32_t> prompt = ids;
   std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
   const auto begin = std::chrono::steady_clock::now();
   const size_t made = sample(*l.parts.model, prompt, config, show).size();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   show_up_to(l.tokenizer->decode(ids));
   std::cout << std::endl;
-  std::cerr << made << " tokens, " << format("%.1f", double(made) / seconds.count())
-            << " tokens/s\n";
+  if (isatty(STDERR_FILENO))
+    std::cerr << made << " tokens, " << format("%.1f", double(made) / seconds.count())
+              << " tokens/s\n";
   return 0;
 }
 

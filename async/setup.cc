@@ -287,7 +287,7 @@ void check_export(const Options& o, const ModelConfig& config) {
     if (out == target)
       fail_usage(cat("--export ", o.export_to, ": the run's --out ", o.out, " lies there"),
                  "give another directory");
-  if (target.has_parent_path()) create_directories(target.parent_path());
+  if (target.has_parent_path()) create_directories(target.parent_path().string());
 }
 
 std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer) {

@@ -77,6 +77,7 @@ void check_gpt2_math(const Json& j, const std::string& where) {
   keys.require("scale_attn_by_inverse_layer_idx", false);
   keys.require("add_cross_attention", false);
   keys.require("tie_word_embeddings", true);
+  keys.require_none("quantization_config");
 }
 
 void check_llama_math(const Json& j, const std::string& where) {
@@ -85,6 +86,7 @@ void check_llama_math(const Json& j, const std::string& where) {
   keys.require("attention_bias", false);
   keys.require("mlp_bias", false);
   keys.require_none("rope_scaling");
+  keys.require_none("quantization_config");
 }
 
 /// The base of the rotary angles: under "rope_parameters" in files of transformers 5, before beside
