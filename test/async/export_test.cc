@@ -126,6 +126,11 @@ TEST_F(Export, TokenizersTravelAndTextIsContinued) {
   const std::string sample = "--init hf --sample-tokens 60 --temperature 1000 --seed 3 --sample ";
   const Outcome o = expect(sample + "'ab c'", 0, {"ab c"});
   EXPECT_EQ(expect(sample + "'ab c'", 0).output.substr(0, 20), o.output.substr(0, 20));
+  std::filesystem::create_directory(dir_ / "seven");
+  put("seven/vocab.json", R"({"a":0,"b":1,"ab":2,"Ġ":3,"c":4,"<|endoftext|>":5,"d":6})");
+  put("seven/merges.txt", "#version: 0.2\na b\n");
+  expect(sample + "'ab d' --tokenizer seven", 1,
+         {"seven/vocab.json has 7 ids, the model hf has 6"});
   expect(sample + "'ab d'", 1, {"hf/vocab.json", "no piece for byte 100", "\" d\""});
 }
 

@@ -20,9 +20,9 @@ inline ModelConfig small_config(Arch arch, bool tied) {
 
 struct SmallModel {
   explicit SmallModel(const ModelConfig& config, uint64_t seed = 1, int64_t B = 2,
-                      bool training = true)
+                      bool training = true, DType X = DType::F32)
       : ops(make_cpu_ops(2)),
-        model(*ops, config, {.B = B, .training = training, .cache = true}),
+        model(*ops, config, {.B = B, .X = X, .training = training, .cache = true}),
         optimizer(*ops,
                   {&model.table(), [this](int i) { return model.parameter(i); },
                    [this](int i) { return model.compute_copy(i); }},
