@@ -15,6 +15,7 @@ int run(int argc, char** argv) {
   if (options.dry_run) return loqal::dry_run(options);
   if (options.sampling()) return loqal::sample_text(options);
   if (options.eval_only) return loqal::evaluate_only(options);
+  if (options.exporting()) return loqal::export_only(options);
   return loqal::train(options);
 }
 

@@ -1,4 +1,7 @@
-// The commands of ./train that are not training: --dry-run, --eval-only, --sample.
+// The commands of ./train that are not training: --dry-run, --eval-only, --export, --sample.
+#include <unistd.h>
+
+#include <chrono>
 #include <cmath>
 #include <iostream>
 
@@ -54,15 +57,15 @@ Loaded load_for_reading(Options& o) {
   if (!checkpoint.empty()) {
     const Json state = read_checkpoint_state(checkpoint);
     const std::string where = checkpoint + "/state.json";
-    const bool sampling = o.sampling();
-    const int64_t B = o.batch_size;
     adopt_saved_options(o, get<Json>(state, "options", where), where);
-    if (sampling) o.batch_size = B;  // one text at a time
   }
   if (o.eval_only && o.val_data.empty()) fail_usage("--eval-only needs --val-data");
+  if (!o.eval_only) o.batch_size = 1;       // one text at a time
+  if (o.exporting()) o.precision = "fp32";  // no copy for computing
   o.init = l.directory;
   l.tokenizer = open_tokenizer(o, l.directory);
   l.config = resolve_model(o, 0);
+  check_export(o, l.config);
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);
@@ -86,8 +89,17 @@ int evaluate_only(Options o) {
   return 0;
 }
 
+int export_only(Options o) {
+  Loaded l = load_for_reading(o);
+  const TokenizerFiles files{tokenizer_files(l.tokenizer.get(), l.directory),
+                             read_token_id(l.directory, "bos_token_id"),
+                             read_token_id(l.directory, "eos_token_id")};
+  export_model(o.export_to, *l.parts.model, files);
+  std::cout << "exported    " << l.directory << " to " << o.export_to << "\n";
+  return 0;
+}
+
 int sample_text(Options o) {
-  o.batch_size = 1;
   Loaded l = load_for_reading(o);
   if (!l.tokenizer)
     fail(cat(l.directory, ": no tokenizer beside the model"), "give --tokenizer FILE");
@@ -95,15 +107,17 @@ int sample_text(Options o) {
     fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
              " ids, the model ", l.directory, " has ", l.config.V));
   std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
-  const int start = read_start_token(l.directory);
-  if (start >= 0 && start < l.tokenizer->vocab_size()) ids.insert(ids.begin(), start);
-  if (ids.empty())
+  const int start = read_token_id(l.directory, "bos_token_id"),
+            end = read_token_id(l.directory, "eos_token_id");
+  std::vector<int32_t> prompt = ids;  // begins with what is no text and is not shown
+  if (start >= 0 && start < l.tokenizer->vocab_size()) prompt.insert(prompt.begin(), start);
+  if (prompt.empty())
     fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
   const SamplingConfig config{.tokens = o.sample_tokens,
                               .temperature = o.temperature,
                               .top_p = o.top_p,
                               .seed = uint64_t(o.seed),
-                              .eos = l.tokenizer->eos()};
+                              .eos = end >= 0 ? end : l.tokenizer->eos()};
   // Decoding the whole text each time: a token may be part of a character, or of the space before
   // it.
   std::string shown;
@@ -120,11 +134,15 @@ int sample_text(Options o) {
       text.resize(text.size() - 3);  // a character not complete yet
     show_up_to(text);
   };
-  std::vector<int32_t> prompt = ids;
   std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
-  sample(*l.parts.model, prompt, config, show);
+  const auto begin = std::chrono::steady_clock::now();
+  const size_t made = sample(*l.parts.model, prompt, config, show).size();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   show_up_to(l.tokenizer->decode(ids));
-  std::cout << "\n";
+  std::cout << std::endl;
+  if (isatty(STDERR_FILENO))
+    std::cerr << made << " tokens, " << format("%.1f", double(made) / seconds.count())
+              << " tokens/s\n";
   return 0;
 }
 

@@ -84,6 +84,10 @@ void add_all(OptionTable& t, Options& o) {
   t.integer("--keep", o.keep, 0, kMany, "checkpoints that are kept; 0: all", run);
   t.text("--resume", o.resume, "a step directory, a run's --out, or auto: the newest in --out",
          call);
+  t.text("--export", o.export_to,
+         "write the model for transformers to this new directory; with --train-data or --steps "
+         "after training",
+         call);
   t.flag("--dry-run", o.dry_run, "print configuration, parameters and memory; needs no data", call);
   t.section("sampling (needs --resume or --init)");
   t.text("--sample", o.sample, "continue this text and stop", call);
@@ -213,21 +217,33 @@ void complete_options(Options& o) {
   if (o.warmup < 0) o.warmup = o.steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
   if (o.min_lr > o.lr) fail_usage(cat("--min-lr ", o.min_lr, ": must not be above --lr ", o.lr));
+  const char* reading = o.eval_only     ? "--eval-only"
+                        : o.sampling()  ? "--sample"
+                        : o.exporting() ? "--export"
+                                        : nullptr;  // a command that reads a model
   if (o.eval_only && o.sampling())
     fail_usage("--eval-only and --sample are two commands; give one");
+  if ((o.eval_only || o.sampling()) && o.is_given("--export"))
+    fail_usage(cat(reading, " and --export are two commands; give one"));
+  if (o.is_given("--export") && o.export_to.empty())
+    fail_usage("--export \"\": expected the name of a new directory");
+  if (o.exporting() && o.precision == "bf16" && o.is_given("--precision"))
+    fail_usage("--precision bf16 contradicts --export, which writes the fp32 weights",
+               "transformers converts them: from_pretrained(DIR, torch_dtype=torch.bfloat16)");
   if (o.dry_run && !o.resume.empty())
     fail_usage("--dry-run and --resume: a run that is resumed needs what its first dry run said");
   for (const char* name : {"--sample-tokens", "--temperature", "--top-p"})
     if (o.is_given(name) && !o.sampling()) fail_usage(cat(name, " belongs to --sample"));
-  if ((o.eval_only || o.sampling()) && !o.resume.empty() && o.is_given("--init"))
+  if (reading && !o.resume.empty() && o.is_given("--init"))
     fail_usage("--resume and --init both name a model; give one");
   if (o.is_given("--init") && o.init != "random" && o.is_given("--model"))
     fail_usage(
         cat("--model ", o.model, " contradicts --init ", o.init, ", which says what the model is"));
-  if ((o.eval_only || o.sampling()) && o.resume.empty() && o.init == "random")
-    fail_usage(cat(o.eval_only ? "--eval-only" : "--sample", " needs a trained model"),
-               "give --resume RUN or --init DIRECTORY");
-  if (o.train_data.empty() && !o.dry_run && !o.eval_only && !o.sampling())
+  if (reading && !o.dry_run && o.resume.empty() && o.init == "random")
+    fail_usage(cat(reading, " needs a trained model"),
+               cat("give --resume RUN or --init DIRECTORY",
+                   o.exporting() ? ", or --train-data to train one first" : ""));
+  if (o.train_data.empty() && !o.dry_run && !reading)
     fail_usage("--train-data is missing", "make token shards with ./tokenize, or try --dry-run");
 }
 

@@ -39,7 +39,7 @@ struct Options {
   std::string device = "auto", precision = "auto";
   int64_t threads = 0;
   // files
-  std::string out = "out", resume;
+  std::string out = "out", resume, export_to;
   int64_t save_every = 1000, keep = 3;
   bool dry_run = false;
   // sampling
@@ -50,6 +50,10 @@ struct Options {
   std::set<std::string> given;  ///< names that the user set, on the command line or in --config
   bool is_given(const std::string& name) const { return given.count(name) > 0; }
   bool sampling() const { return is_given("--sample"); }
+  /// --export alone: the model is written as it is; with these two it is trained first.
+  bool exporting() const {
+    return is_given("--export") && !is_given("--train-data") && !is_given("--steps");
+  }
 };
 
 /// Reads the command line and --config. Handles --help and --version itself: prints and returns

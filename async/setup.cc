@@ -133,6 +133,7 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                                    .X = o.precision == "bf16" ? DType::BF16 : DType::F32,
                                    .recompute = o.recompute == "block",
                                    .training = training,
+                                   .cache = o.sampling(),
                                    .threads = int(o.threads)};
   parts.model = std::make_unique<Model>(ops, config, model_options);
   if (!training) return parts;
@@ -256,6 +257,37 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& c
   const bool moved = !o.is_given("--tokenizer") && !fs::exists(path);
   if ((path.empty() || moved) && !checkpoint.empty()) path = find_tokenizer(checkpoint);
   return path.empty() ? nullptr : load_tokenizer(path);
+}
+
+std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::string& directory) {
+  std::vector<std::string> files;
+  std::string beside = directory;
+  if (tokenizer) {
+    files = tokenizer->files();
+    const fs::path first = files.front();
+    const bool hugging_face =
+        first.filename() == "tokenizer.model" || first.filename() == "vocab.json";
+    beside = hugging_face ? (first.has_parent_path() ? first.parent_path().string() : ".") : "";
+  }
+  if (beside.empty()) return files;
+  for (const std::string& file : companion_files(beside)) files.push_back(file);
+  return files;
+}
+
+void check_export(const Options& o, const ModelConfig& config) {
+  if (!o.is_given("--export")) return;
+  if (config.arch == Arch::gpt2 && config.own_heads())
+    fail_usage(cat("--export: transformers' GPT-2 has heads of width / heads = ", config.C, " / ",
+                   config.NH, ", this model's are ", config.HS, " wide"),
+               "its checkpoint is read by loqal alone");
+  check_export_path(o.export_to);
+  const fs::path target = fs::absolute(o.export_to + "/").lexically_normal().parent_path();
+  fs::path out = fs::absolute(o.out + "/").lexically_normal().parent_path();
+  for (; !o.exporting() && out.has_relative_path(); out = out.parent_path())
+    if (out == target)
+      fail_usage(cat("--export ", o.export_to, ": the run's --out ", o.out, " lies there"),
+                 "give another directory");
+  if (target.has_parent_path()) create_directories(target.parent_path().string());
 }
 
 std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer) {

@@ -58,6 +58,15 @@ void check_memory(const ModelConfig& config, const Options& options, bool traini
 /// The tokenizer of --tokenizer, or of the checkpoint at `checkpoint`; null if there is none.
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& options, const std::string& checkpoint);
 
+/// What travels with the model besides: the files of `tokenizer` (null: none), and with them what
+/// belongs to them in the Hugging Face directory that they, or else the model, came from ("":
+/// none).
+std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::string& directory);
+
+/// --export's directory is new and no part of --out, and transformers knows this model; else Error.
+/// Makes its parents.
+void check_export(const Options& options, const ModelConfig& config);
+
 /// For the corpus's checks; nothing without a tokenizer.
 std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer);
 

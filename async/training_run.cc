@@ -52,6 +52,7 @@ class TrainingRun {
   void announce();
   void evaluate();
   void save(bool final);
+  TokenizerFiles tokenizer() const;
   void log_step(const StepResult& result, double seconds);
   int finish(const std::string& reason, int exit_code);
   void end_after(const Error& error);
@@ -106,6 +107,7 @@ void TrainingRun::prepare() {
   sizes.init = o_.init;
   o_ = sizes;
   resolve_batch(o_, config_);
+  check_export(o_, config_);
   const std::optional<TokenizerInfo> info = info_of(tokenizer_.get());
   const auto open = [&](const std::vector<std::string>& patterns, const char* role) {
     return std::make_unique<Corpus>(patterns, role, int(config_.V), info ? &*info : nullptr);
@@ -261,10 +263,8 @@ void TrainingRun::save(bool final) {
                   {"files", train_corpus_->files().size()},
                   {"tokens", train_corpus_->tokens()}}},
                 {"options", options_to_json(o_, false)}};
-  TokenizerFiles files{{}, start_token_, train_corpus_->eos()};
-  if (tokenizer_) files.paths = tokenizer_->files();
   try {
-    save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), files);
+    save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), tokenizer());
   } catch (const Error& e) {
     if (final || e.exit_code == Exit::nonfinite) throw;
     console_->line(cat("warning: step ", step_, " was not saved: ", e.what(),
@@ -278,6 +278,10 @@ void TrainingRun::save(bool final) {
   } catch (const Error& e) {
     console_->line(cat("warning: old checkpoints stay: ", e.what()));
   }
+}
+
+TokenizerFiles TrainingRun::tokenizer() const {
+  return {tokenizer_files(tokenizer_.get(), ""), start_token_, train_corpus_->eos()};
 }
 
 void TrainingRun::log_step(const StepResult& r, double seconds) {
@@ -331,7 +335,7 @@ int TrainingRun::run() {
       (get<bool>(saved_, "evaluated", checkpoint_) || !eval_loader_ || o_.eval_every == 0)) {
     std::cout << checkpoint_ << ": the run is finished at step " << o_.steps
               << "; a larger --steps continues it\n";
-    return 0;
+    return o_.is_given("--export") ? export_only(o_) : 0;
   }
   peak_flops_ = ops_->peak_flops(o_.precision == "bf16" ? DType::BF16 : DType::F32);
   parts_ = build_parts(*ops_, config_, o_, true);
@@ -359,6 +363,10 @@ int TrainingRun::run() {
       log_step(*result, seconds_since(begin));
       if (evaluation_due()) evaluate();
       if (due(o_.save_every)) save(step_ == o_.steps);
+    }
+    if (o_.is_given("--export") && !stop_signal()) {
+      export_model(o_.export_to, *parts_.model, tokenizer());
+      console_->line("exported to " + o_.export_to);
     }
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {

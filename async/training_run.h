@@ -12,5 +12,7 @@ int train(Options options);
 int evaluate_only(Options options);
 /// --sample: continues a text.
 int sample_text(Options options);
+/// --export: writes the model of a checkpoint or directory as transformers reads it.
+int export_only(Options options);
 
 }  // namespace loqal

@@ -86,6 +86,12 @@ MappedFile::~MappedFile() {
   if (data_) munmap(const_cast<std::byte*>(data_), size_);
 }
 
+void MappedFile::release(const std::byte* from, size_t bytes) const {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  const size_t begin = size_t(from - data_) / page * page, end = size_t(from - data_) + bytes;
+  madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
+}
+
 std::string read_file(const std::string& path, int64_t max_bytes) {
   const Descriptor file(path, O_RDONLY);
   const int64_t size = regular_size(file, path);

@@ -24,6 +24,8 @@ class MappedFile {
   const std::string& path() const { return path_; }
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
+  /// These bytes are not needed for now: they stop counting as this process's memory.
+  void release(const std::byte* from, size_t bytes) const;
 
  private:
   std::string path_;

@@ -181,19 +181,21 @@ void read_floats(const SafetensorsReader& file, const std::string& name, float* 
   LOQAL_ASSERT(first_row >= 0 && rows >= 0 && rows <= all_rows - first_row, name, " has ", all_rows,
                " rows");
   if (rows == 0) return;
-  const int64_t cols = t.numel() / all_rows, n = rows * cols;
-  const auto* from =
-      static_cast<const std::byte*>(file.data(name)) + first_row * cols * int64_t(size_of(t.dtype));
-  switch (t.dtype) {
-    case DType::F32:
-      if (n > 0) std::memcpy(out, from, size_t(n) * sizeof(float));
-      break;
-    case DType::BF16: convert<bf16>(from, n, out, [](bf16 x) { return to_float(x); }); break;
-    case DType::F16: convert<uint16_t>(from, n, out, half_to_float); break;
-    case DType::F64: convert<double>(from, n, out, [](double x) { return float(x); }); break;
-    default:
-      fail(cat(file.path(), ": tensor \"", name, "\": expected F32, BF16, F16 or F64, found ",
-               name_of(t.dtype)));
+  const int64_t cols = t.numel() / all_rows, all = rows * cols, size = int64_t(size_of(t.dtype));
+  const auto* from = static_cast<const std::byte*>(file.data(name)) + first_row * cols * size;
+  constexpr int64_t slab = 1 << 20;
+  for (int64_t done = 0; done < all; done += slab, from += slab * size, out += slab) {
+    const int64_t n = std::min(slab, all - done);
+    switch (t.dtype) {
+      case DType::F32: std::memcpy(out, from, size_t(n) * sizeof(float)); break;
+      case DType::BF16: convert<bf16>(from, n, out, [](bf16 x) { return to_float(x); }); break;
+      case DType::F16: convert<uint16_t>(from, n, out, half_to_float); break;
+      case DType::F64: convert<double>(from, n, out, [](double x) { return float(x); }); break;
+      default:
+        fail(cat(file.path(), ": tensor \"", name, "\": expected F32, BF16, F16 or F64, found ",
+                 name_of(t.dtype)));
+    }
+    file.release(from, n * size);
   }
 }
 

@@ -51,6 +51,10 @@ class SafetensorsReader {
   /// Aligned to its element size in files that SafetensorsWriter wrote; perhaps not in others.
   const void* data(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// After data() was read: see MappedFile::release().
+  void release(const std::byte* from, int64_t bytes) const {
+    if (map_) map_->release(from, size_t(bytes));
+  }
 
  private:
   void parse(const std::byte* file, size_t size);
@@ -65,7 +69,7 @@ class SafetensorsReader {
 
 /// Converts rows [first_row, first_row + rows) of a tensor of F32, BF16, F16 or F64 to fp32,
 /// exactly but for F64. Rows run over the first dimension; rows = -1 means all the rest. `out` has
-/// room for rows * (numel / shape[0]) floats.
+/// room for rows * (numel / shape[0]) floats. Of the file little is in memory at a time.
 void read_floats(const SafetensorsReader& file, const std::string& name, float* out,
                  int64_t first_row = 0, int64_t rows = -1);
 

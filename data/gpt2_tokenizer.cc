@@ -147,7 +147,7 @@ class Gpt2Tokenizer : public Tokenizer {
   WordPattern pattern_;
   std::unordered_map<std::string, int32_t> id_of_;  // by the files' spelling
   std::vector<std::string> pieces_;                 // bytes of each id
-  std::array<int32_t, 256> byte_ids_;
+  std::array<int32_t, 256> byte_ids_;  // -1: the vocabulary has no piece for that byte alone
   std::unordered_map<uint64_t, Merge> merges_;
   std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> cache_;
   int end_of_text_ = -1;
@@ -181,10 +181,7 @@ void Gpt2Tokenizer::load_vocabulary(const std::string& path) {
   }
   for (const auto& [spelling, byte] : byte_of) {
     const auto found = id_of_.find(spelling);
-    if (found == id_of_.end())
-      fail(cat(path, ": no piece for byte ", int(uint8_t(byte)), " ('", spelling, "')"),
-           kCopyAgain);
-    byte_ids_[uint8_t(byte)] = found->second;
+    byte_ids_[uint8_t(byte)] = found == id_of_.end() ? -1 : found->second;
   }
   const auto end = id_of_.find("<|endoftext|>");
   if (end != id_of_.end()) end_of_text_ = end->second;
@@ -228,8 +225,14 @@ void Gpt2Tokenizer::append_word(std::string_view word, std::vector<int32_t>* ids
 /// since a word may be a whole document without a blank.
 std::vector<int32_t> Gpt2Tokenizer::merge_word(std::string_view word) const {
   std::vector<Symbol> symbols;
-  for (int i = 0; i < int(word.size()); i++)
-    symbols.push_back({byte_ids_[uint8_t(word[size_t(i)])], i - 1, i + 1});
+  for (int i = 0; i < int(word.size()); i++) {
+    const uint8_t byte = uint8_t(word[size_t(i)]);
+    if (byte_ids_[byte] < 0)
+      fail(cat(files()[0], ": no piece for byte ", int(byte), ", which is in the text: \"",
+               word.substr(0, 60), "\""),
+           "use a tokenizer that knows all 256 bytes");
+    symbols.push_back({byte_ids_[byte], i - 1, i + 1});
+  }
   symbols.back().next = -1;
   const auto at = [&](int i) -> Symbol& { return symbols[size_t(i)]; };
 

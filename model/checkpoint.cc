@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -11,12 +12,14 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/safetensors.h"
+#include "model/weight_files.h"
 
 namespace loqal {
 
 namespace {
 
 constexpr int kStateVersion = 1;
+constexpr const char* kHead = "lm_head.weight";
 // Files that make a tokenizer together; "" for none.
 constexpr std::pair<const char*, const char*> kTokenizerFiles[] = {{"tokenizer.model", ""},
                                                                    {"spiece.model", ""},
@@ -92,11 +95,66 @@ FileSum write_text(const std::string& file, const std::string& text) {
   return out.finish();
 }
 
-// The name of the same tensor in this file: with or without GPT-2's "transformer." prefix.
-std::string name_in_file(const SafetensorsReader& file, const std::string& name) {
-  constexpr std::string_view prefix = "transformer.";
-  if (!file.contains(name) && name.starts_with(prefix)) return name.substr(prefix.size());
+// Adds a file that was written to `files`, once it reads back the same.
+void record(Json& files, const AtomicDirectory& dir, const std::string& name, const FileSum& sum) {
+  verify_file(dir.file(name), sum);
+  files[name] = {{"bytes", sum.bytes}, {"crc32", sum.crc32}};
+}
+
+std::string hugging_face_name(const std::string& file) {
+  if (file.ends_with(".model")) return "tokenizer.model";
+  if (file == "encoder.json") return "vocab.json";
+  return file == "vocab.bpe" ? "merges.txt" : file;
+}
+
+Json write_for_transformers(const AtomicDirectory& dir, Model& model,
+                            const TokenizerFiles& tokenizer) {
+  Json files;
+  record(files, dir, "model.safetensors", write_model(dir.file("model.safetensors"), model));
+  const Json config = to_hf_config(model.config(), tokenizer.start, tokenizer.eos);
+  record(files, dir, "config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
+  for (const std::string& source : tokenizer.paths) {
+    const std::string name = hugging_face_name(std::filesystem::path(source).filename());
+    record(files, dir, name, write_text(dir.file(name), read_file(source)));
+  }
+  return files;
+}
+
+// The name of the same tensor in these files: base models (GPT2Model, LlamaModel) are saved without
+// the "transformer." or "model." of the language model around them.
+std::string name_in_files(const WeightFiles& files, const std::string& name) {
+  if (!files.find(name))
+    for (const char* prefix : {"transformer.", "model."})
+      if (name.starts_with(prefix)) return name.substr(strlen(prefix));
   return name;
+}
+
+// No weights: masks and angles that older versions of transformers saved, and computed anew.
+bool is_buffer(const std::string& name) {
+  for (const char* end : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"})
+    if (name.ends_with(end)) return true;
+  return false;
+}
+
+// A tied head may be stored once more. Then it must be the embedding, or the two say different
+// things.
+void check_stored_head(const WeightFiles& files, const std::string& embedding) {
+  const SafetensorsReader &head = *files.find(kHead), &other = *files.find(embedding);
+  const TensorInfo &h = head.info(kHead), &e = other.info(embedding);
+  bool same = h.shape == e.shape;
+  constexpr int64_t slab = 4096;  // rows at a time
+  std::vector<float> a, b;
+  for (int64_t row = 0; same && row < h.shape[0]; row += slab) {
+    const int64_t rows = std::min(slab, h.shape[0] - row);
+    a.resize(size_t(rows * (h.numel() / h.shape[0]))), b.resize(a.size());
+    read_floats(head, kHead, a.data(), row, rows);
+    read_floats(other, embedding, b.data(), row, rows);
+    same = a == b;
+  }
+  if (same) return;
+  fail(cat(head.path(), ": tensor ", kHead, " ", shape_text(h.shape), " is not the same as ",
+           embedding, " ", shape_text(e.shape), ", but the model's head is its embedding"),
+       "is \"tie_word_embeddings\" right in config.json?");
 }
 
 // The number in step_00000100; -1 for any other name.
@@ -114,24 +172,31 @@ int64_t step_of(const std::string& name) {
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer) {
   AtomicDirectory dir(path);
-  Json files;
-  const auto record = [&](const std::string& name, const FileSum& sum) {
-    verify_file(dir.file(name), sum);
-    files[name] = {{"bytes", sum.bytes}, {"crc32", sum.crc32}};
-  };
-  record("model.safetensors", write_model(dir.file("model.safetensors"), model));
-  record("state.safetensors", write_state(dir.file("state.safetensors"), model, optimizer));
-  const Json config = to_hf_config(model.config(), tokenizer.start, tokenizer.eos);
-  record("config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
-  for (const std::string& source : tokenizer.paths) {
-    std::string name = std::filesystem::path(source).filename();
-    if (name.ends_with(".model")) name = "tokenizer.model";
-    record(name, write_text(dir.file(name), read_file(source)));
-  }
+  Json files = write_for_transformers(dir, model, tokenizer);
+  record(files, dir, "state.safetensors",
+         write_state(dir.file("state.safetensors"), model, optimizer));
   state["version"] = kStateVersion;
   state["adam_step"] = optimizer.step_count();
   state["files"] = files;
   write_text(dir.file("state.json"), dump_json(state, 2));
+  dir.commit();
+}
+
+void check_export_path(const std::string& path) {
+  std::error_code none;
+  const std::filesystem::file_status status = std::filesystem::status(path, none);
+  if (!std::filesystem::exists(status)) return;
+  if (!std::filesystem::is_directory(status))
+    fail(cat(path, ": expected a directory, found a file"));
+  if (!std::filesystem::is_empty(path))
+    fail(cat(path, ": this directory is not empty; nothing in it is touched"),
+         "give a new directory to --export, or remove this one first");
+}
+
+void export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer) {
+  check_export_path(path);
+  AtomicDirectory dir(path);
+  write_for_transformers(dir, model, tokenizer);
   dir.commit();
 }
 
@@ -154,27 +219,36 @@ Json read_checkpoint_state(const std::string& path) {
 }
 
 void load_weights(const std::string& path, Model& model) {
-  const SafetensorsReader file(path + "/model.safetensors");
+  const WeightFiles files(path);
   std::set<std::string> known;
   for_trainable(model.table(), [&](int i) {
     const Param& p = model.table()[i];
-    const std::string name = name_in_file(file, p.name);
-    if (!file.contains(name)) fail(cat(file.path(), ": tensor ", p.name, " is missing"));
-    const std::vector<int64_t> expected = stored_shape(model, i), found = file.info(name).shape;
+    const std::string name = name_in_files(files, p.name);
+    const SafetensorsReader* file = files.find(name);
+    if (!file)
+      fail(cat(files.path(), ": tensor ", p.name, " is missing"),
+           p.name == kHead ? "if the head is the embedding, config.json has to say so: "
+                             "\"tie_word_embeddings\": true"
+                           : "");
+    const std::vector<int64_t> expected = stored_shape(model, i), found = file->info(name).shape;
     if (found != expected)
-      fail(cat(file.path(), ": tensor ", name, " has shape ", shape_text(found), ", expected ",
+      fail(cat(file->path(), ": tensor ", name, " has shape ", shape_text(found), ", expected ",
                shape_text(expected)));
     known.insert(name);
-    std::vector<float> host(size_t(model.real_rows(i) * p.cols()));
-    read_floats(file, name, host.data());
+    std::vector<float> host(size_t(p.numel()), 0.0f);  // with the vocabulary's padding
+    read_floats(*file, name, host.data());
     if (stored_transposed(model, p)) host = transposed(host, p.cols(), p.rows());
-    host.resize(size_t(p.numel()), 0.0f);  // the vocabulary's padding
     model.ops().upload(model.parameter(i), host.data());
   });
-  for (const TensorInfo& t : file.tensors())
-    if (!known.count(t.name))
-      fail(cat(file.path(), ": tensor ", t.name, " ", shape_text(t.shape),
-               " is not part of this model"));
+  for (const auto& [file_name, file] : files.files())
+    for (const TensorInfo& t : file->tensors()) {
+      if (known.count(t.name) || is_buffer(t.name)) continue;
+      if (t.name == kHead && model.config().tied)
+        check_stored_head(files, name_in_files(files, model.table()[0].name));
+      else
+        fail(cat(file->path(), ": tensor ", t.name, " ", shape_text(t.shape),
+                 " is not part of this model"));
+    }
   model.refresh_compute_copy();
 }
 
@@ -197,9 +271,12 @@ void load_checkpoint(const std::string& path, const Json& state, Model& model, A
   optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 
-int read_start_token(const std::string& path) {
+int read_token_id(const std::string& path, const char* key) {
   const std::string where = path + "/config.json";
-  return get_or<int>(read_json(where), "bos_token_id", where, -1);
+  const Json config = read_json(where);
+  if (!config.contains(key) || !config[key].is_array()) return get_or<int>(config, key, where, -1);
+  const std::vector<int> ids = get<std::vector<int>>(config, key, where);
+  return ids.empty() ? -1 : ids[0];
 }
 
 ModelConfig read_model_config(const std::string& path) {
@@ -210,6 +287,14 @@ ModelConfig read_model_config(const std::string& path) {
   ModelConfig config = from_hf_config(read_json(where), where);
   config.preset = path;
   return config;
+}
+
+std::vector<std::string> companion_files(const std::string& path) {
+  std::vector<std::string> found;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "added_tokens.json", "generation_config.json"})
+    if (std::filesystem::exists(path + "/" + name)) found.push_back(path + "/" + name);
+  return found;
 }
 
 std::string find_tokenizer(const std::string& path) {

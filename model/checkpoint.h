@@ -18,11 +18,10 @@
 
 namespace loqal {
 
-/// Tokenizer files that travel with a model: path now, name in the directory.
+/// Tokenizer files that travel with a model. In the directory they have Hugging Face's names.
 struct TokenizerFiles {
   std::vector<std::string> paths;
-  int start =
-      -1;  ///< the id that texts begin with in the training data; "bos_token_id" in config.json
+  int start = -1;  ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
   int eos = -1;
 };
 
@@ -31,21 +30,33 @@ struct TokenizerFiles {
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer);
 
+/// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
+/// and tokenizer, written beside and renamed.
+void export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer);
+
+/// Error if export_model() would replace something: a file, or a directory that is not empty.
+void check_export_path(const std::string& path);
+
 /// state.json of a checkpoint, after checking that all files are there, whole, and of this version.
 Json read_checkpoint_state(const std::string& path);
 
 /// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
 void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer);
 
-/// Parameters alone, from a checkpoint or another directory with config.json and model.safetensors.
-/// Error naming tensor, shape found and shape expected; unknown and missing tensors are errors.
+/// Parameters alone, from a checkpoint or a Hugging Face directory (model/weight_files.h), of F32,
+/// BF16 or F16, one tensor at a time. Error naming tensor, shape found and shape expected; unknown
+/// and missing tensors are errors.
 void load_weights(const std::string& path, Model& model);
 
-/// "bos_token_id" of such a directory's config.json: the id that a text starts with; -1: none.
-int read_start_token(const std::string& path);
+/// "bos_token_id" or "eos_token_id" of such a directory's config.json, of several the first; -1:
+/// none.
+int read_token_id(const std::string& path, const char* key);
 
 /// The configuration of such a directory.
 ModelConfig read_model_config(const std::string& path);
+
+/// Other files of a tokenizer that lie in a Hugging Face directory, for transformers alone.
+std::vector<std::string> companion_files(const std::string& path);
 
 /// `path` itself if load_tokenizer() finds a tokenizer's files there, else "".
 std::string find_tokenizer(const std::string& path);

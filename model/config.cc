@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -76,6 +77,7 @@ void check_gpt2_math(const Json& j, const std::string& where) {
   keys.require("scale_attn_by_inverse_layer_idx", false);
   keys.require("add_cross_attention", false);
   keys.require("tie_word_embeddings", true);
+  keys.require_none("quantization_config");
 }
 
 void check_llama_math(const Json& j, const std::string& where) {
@@ -84,6 +86,7 @@ void check_llama_math(const Json& j, const std::string& where) {
   keys.require("attention_bias", false);
   keys.require("mlp_bias", false);
   keys.require_none("rope_scaling");
+  keys.require_none("quantization_config");
 }
 
 /// The base of the rotary angles: under "rope_parameters" in files of transformers 5, before beside
@@ -98,6 +101,15 @@ double read_rope_theta(const Json& j, const std::string& where) {
     fail(there + ": \"partial_rotary_factor\": expected 1");
   return rope.contains("rope_theta") ? get<double>(rope, "rope_theta", there)
                                      : get<double>(j, "rope_theta", where);
+}
+
+// 1e-05 and not 9.999999747378752e-06, which a reader in double precision would take for another
+// number than the file that the float came from has.
+double shortest(float x) {
+  char text[32];
+  double value = x;
+  std::from_chars(text, std::to_chars(text, text + sizeof text, x).ptr, value);
+  return value;
 }
 
 void check_positive(double x, const char* key, const std::string& where) {
@@ -180,7 +192,7 @@ Json to_hf_config(const ModelConfig& c, int bos, int eos) {
     j["n_head"] = c.NH;
     j["n_inner"] = c.F;
     j["activation_function"] = "gelu_new";
-    j["layer_norm_epsilon"] = double(c.norm_eps);
+    j["layer_norm_epsilon"] = shortest(c.norm_eps);
     for (const char* dropout : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) j[dropout] = 0.0;
   } else {
     j["hidden_size"] = c.C;
@@ -190,8 +202,8 @@ Json to_hf_config(const ModelConfig& c, int bos, int eos) {
     j["num_key_value_heads"] = c.NKV;
     j["max_position_embeddings"] = c.T;
     j["hidden_act"] = "silu";
-    j["rms_norm_eps"] = double(c.norm_eps);
-    j["rope_theta"] = double(c.rope_theta);
+    j["rms_norm_eps"] = shortest(c.norm_eps);
+    j["rope_theta"] = shortest(c.rope_theta);
     j["attention_bias"] = false;
   }
   if (c.own_heads()) j["head_dim"] = c.HS;

@@ -8,8 +8,9 @@ namespace {
 
 class Gpt2Block final : public Block {
  public:
-  Gpt2Block(ParamTable& table, const ModelConfig& c, const std::string& name, int group)
+  Gpt2Block(ParamTable& table, const ModelConfig& c, const std::string& name, int layer, int group)
       : config_(c),
+        layer_(layer),
         ln_1_(table, name + ".ln_1", c, group),
         c_attn_(table, name + ".attn.c_attn", 3 * c.NH * c.HS, c.C, group, true),
         c_proj_(table, name + ".attn.c_proj", c.C, c.NH * c.HS, group, true),
@@ -39,7 +40,7 @@ class Gpt2Block final : public Block {
     Ops& ops = run.ops;
     ln_1_.forward(run, norm_, stats_1_, x);
     c_attn_.forward(run, qkv_, norm_);
-    ops.attention_forward(att_, lse_, part(qkv_, 0), part(qkv_, 1), part(qkv_, 2), shape(run));
+    attention(run, layer_, att_, lse_, part(qkv_, 0), part(qkv_, 1), part(qkv_, 2), shape(run));
     c_proj_.forward(run, mid_, att_, x);
     ln_2_.forward(run, norm_, stats_2_, mid_);
     c_fc_.forward(run, fc_, norm_);
@@ -77,6 +78,7 @@ class Gpt2Block final : public Block {
   }
 
   ModelConfig config_;
+  int layer_;
   Norm ln_1_;
   Linear c_attn_, c_proj_;
   Norm ln_2_;
@@ -89,7 +91,7 @@ class Gpt2Block final : public Block {
 
 std::unique_ptr<Block> make_gpt2_block(ParamTable& table, const ModelConfig& config, int layer,
                                        int group) {
-  return std::make_unique<Gpt2Block>(table, config, cat("transformer.h.", layer), group);
+  return std::make_unique<Gpt2Block>(table, config, cat("transformer.h.", layer), layer, group);
 }
 
 }  // namespace loqal

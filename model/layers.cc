@@ -2,6 +2,19 @@
 
 namespace loqal {
 
+void attention(const Run& run, int layer, const Tensor& out, const Tensor& lse, const Tensor& q,
+               const Tensor& k, const Tensor& v, const AttentionShape& s) {
+  const KvCache& cache = run.cache;
+  if (cache.data) {
+    run.ops.copy(cache.keys(layer).row_slice(cache.past, run.T), k);
+    run.ops.copy(cache.values(layer).row_slice(cache.past, run.T), v);
+  }
+  if (cache.past == 0) return run.ops.attention_forward(out, lse, q, k, v, s);
+  const int64_t S = cache.past + run.T;
+  run.ops.attention_cached(out, q, cache.keys(layer).row_slice(0, S),
+                           cache.values(layer).row_slice(0, S), s.HS);
+}
+
 Linear::Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group,
                bool bias)
     : weight_(table.add(name + ".weight", {out, in}, group, Role::matrix)) {

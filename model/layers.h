@@ -55,13 +55,34 @@ struct Grads {
   }
 };
 
+/// Keys and values of all positions of one sequence so far, layer by layer; sampling keeps them.
+struct KvCache {
+  void* data = nullptr;  ///< X[L, 2, positions, width]
+  DType X = DType::F32;
+  int64_t positions = 0, width = 0;  ///< config.T; NKV*HS
+  int64_t past = 0;                  ///< positions that the passes before have filled
+
+  Tensor keys(int layer) const { return part(2 * layer); }
+  Tensor values(int layer) const { return part(2 * layer + 1); }
+
+ private:
+  Tensor part(int64_t i) const {
+    return Tensor(data, X, (i + 1) * positions, width).row_slice(i * positions, positions);
+  }
+};
+
 /// What every call of one pass shares. N = B*T rows.
 struct Run {
   Ops& ops;
   Weights weights;
   int64_t B, T;
+  KvCache cache = {};  ///< no data: none; otherwise B is 1 and the pass's first position is `past`
   int64_t N() const { return B * T; }
 };
+
+/// Causal attention of one layer. With a cache, k and v are added to it and all it holds is seen.
+void attention(const Run& run, int layer, const Tensor& out, const Tensor& lse, const Tensor& q,
+               const Tensor& k, const Tensor& v, const AttentionShape& s);
 
 /// y = x W^T + b (+ residual). W [out, in], as Hugging Face stores Linear.
 class Linear {

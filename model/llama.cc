@@ -9,9 +9,10 @@ namespace {
 
 class LlamaBlock final : public Block {
  public:
-  LlamaBlock(ParamTable& table, const ModelConfig& c, const std::string& name, int group,
+  LlamaBlock(ParamTable& table, const ModelConfig& c, const std::string& name, int layer, int group,
              int rope_table)
       : config_(c),
+        layer_(layer),
         rope_table_(rope_table),
         input_norm_(table, name + ".input_layernorm", c, group),
         q_proj_(table, name + ".self_attn.q_proj", c.NH * c.HS, c.C, group, false),
@@ -45,14 +46,14 @@ class LlamaBlock final : public Block {
 
   void forward(const Run& run, const Tensor& y, const Tensor& x) override {
     Ops& ops = run.ops;
-    const Tensor table = run.weights.constant(rope_table_);
+    const Tensor table = run.weights.constant(rope_table_).row_slice(run.cache.past, run.T);
     input_norm_.forward(run, norm_, stats_1_, x);
     q_proj_.forward(run, q(qkv_), norm_);
     k_proj_.forward(run, k(qkv_), norm_);
     v_proj_.forward(run, v(qkv_), norm_);
     ops.rope(q(qkv_), table, run.T, config_.HS, false);
     ops.rope(k(qkv_), table, run.T, config_.HS, false);
-    ops.attention_forward(att_, lse_, q(qkv_), k(qkv_), v(qkv_), shape(run));
+    attention(run, layer_, att_, lse_, q(qkv_), k(qkv_), v(qkv_), shape(run));
     o_proj_.forward(run, mid_, att_, x);
     post_norm_.forward(run, norm_, stats_2_, mid_);
     gate_proj_.forward(run, gate(gate_up_), norm_);
@@ -108,7 +109,7 @@ class LlamaBlock final : public Block {
   }
 
   ModelConfig config_;
-  int rope_table_;
+  int layer_, rope_table_;
   Norm input_norm_;
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
   Norm post_norm_;
@@ -121,7 +122,7 @@ class LlamaBlock final : public Block {
 
 std::unique_ptr<Block> make_llama_block(ParamTable& table, const ModelConfig& config, int layer,
                                         int group, int rope_table) {
-  return std::make_unique<LlamaBlock>(table, config, cat("model.layers.", layer), group,
+  return std::make_unique<LlamaBlock>(table, config, cat("model.layers.", layer), layer, group,
                                       rope_table);
 }
 

@@ -39,6 +39,10 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   master_ = ops.alloc(table_.elements() * 4, "weights");
   if (options.X == DType::BF16) copy_ = ops.alloc(table_.elements() * 2, "weights (bf16 copy)");
   frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
+  if (options.cache)
+    cache_ =
+        ops.alloc(2 * config.L * config.T * config.NKV * config.HS * int64_t(size_of(options.X)),
+                  "keys and values");
   Run largest{ops, {}, options.B, config.T};
   largest.weights.X = options.X;
   carve(largest, nullptr, nullptr);
@@ -146,7 +150,8 @@ Tensor Model::head_weight(const Run& run) const {
 }
 
 void Model::forward_layers(const Run& run) {
-  const Tensor wpe = wpe_ >= 0 ? run.weights.matrix(wpe_) : Tensor{};
+  const Tensor wpe =
+      wpe_ >= 0 ? run.weights.matrix(wpe_).row_slice(run.cache.past, run.T) : Tensor{};
   ops_.embedding_forward(residual(0), tokens_, run.weights.matrix(wte_), wpe, run.T);
   for (int64_t l = 0; l < config_.L; l++)
     blocks_[size_t(l)]->forward(run, residual(l + 1), residual(l));
@@ -206,9 +211,13 @@ void Model::backward_layers(const Run& run, GradSink& sink) {
   sink.complete(0);
 }
 
-std::vector<float> Model::next_logits(const std::vector<int32_t>& tokens) {
+std::vector<float> Model::next_logits(const std::vector<int32_t>& tokens, int64_t past) {
   const int64_t T = int64_t(tokens.size());
-  const Run run = begin(tokens.data(), 1, T);
+  LOQAL_ASSERT(past == 0 || (past > 0 && past + T <= config_.T && cache_.bytes()), T,
+               " tokens from position ", past);
+  Run run = begin(tokens.data(), 1, T);
+  if (cache_.bytes())
+    run.cache = {cache_.data(), options_.X, config_.T, config_.NKV * config_.HS, past};
   forward_layers(run);
   const Tensor row = logits_.row_slice(0, 1);
   ops_.matmul(row, h_.row_slice(T - 1, 1), head_weight(run), {.transpose_b = true});

@@ -14,6 +14,7 @@ struct ModelOptions {
   DType X = DType::F32;    ///< compute type: F32 or BF16
   bool recompute = false;  ///< keep only each block's input; run its forward again in backward
   bool training = true;    ///< false: forward only, activations of one block
+  bool cache = false;      ///< keep keys and values: next_logits() goes on from where it was
   int threads = 0;         ///< of init_random, on the host; 0: as many as CPUs
 };
 
@@ -44,8 +45,10 @@ class Model {
   /// The same, and the gradient of scale * sum into the sink, group by group from the head down.
   double forward_backward(const int32_t* tokens, const int32_t* targets, int64_t B, int64_t T,
                           float scale, GradSink& sink);
-  /// Logits [V] of the token that follows `tokens` (at most config.T of them).
-  std::vector<float> next_logits(const std::vector<int32_t>& tokens);
+  /// Logits [V] of the token that follows. `tokens` are those of positions past, past + 1, ...
+  /// below config.T. past > 0: the calls before gave those of the positions before, with the same
+  /// weights, and the model has a cache.
+  std::vector<float> next_logits(const std::vector<int32_t>& tokens, int64_t past = 0);
 
   /// For a message: the first parameter, or else the first layer's output of the last forward pass,
   /// that holds a NaN or infinity. "" if there is none.
@@ -71,7 +74,7 @@ class Model {
   int wte_, wpe_ = -1, head_ = -1, rope_ = -1;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> final_norm_;
-  Buffer master_, copy_, frozen_, kept_, scratch_;
+  Buffer master_, copy_, frozen_, cache_, kept_, scratch_;
   int64_t kept_bytes_ = 0, scratch_bytes_ = 0;
 
   // Carved for the B and T of each call.

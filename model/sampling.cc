@@ -44,15 +44,19 @@ std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
                             const std::function<void(int32_t)>& emit) {
   LOQAL_ASSERT(!prompt.empty(), "sampling starts from at least one token");
   const PhiloxStream stream(config.seed, Purpose::sample);
-  std::vector<int32_t> context = prompt, made;
-  const size_t window = size_t(model.config().T);
+  const int64_t window = model.config().T;
+  std::vector<int32_t> text = prompt, made;
+  // Tokens of `text` from `next` on are new to the model, which has seen `past` before them.
+  int64_t past = 0, next = std::max<int64_t>(0, int64_t(text.size()) - window);
   for (int64_t n = 0; n < config.tokens; n++) {
-    if (context.size() > window) context.erase(context.begin(), context.end() - int64_t(window));
-    const std::vector<float> logits = model.next_logits(context);
+    if (past == window) past = 0, next = int64_t(text.size()) - std::max<int64_t>(1, window / 2);
+    const std::vector<float> logits = model.next_logits({text.begin() + next, text.end()}, past);
+    past += int64_t(text.size()) - next;
+    next = int64_t(text.size());
     const int32_t id =
         sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n)));
     made.push_back(id);
-    context.push_back(id);
+    text.push_back(id);
     emit(id);
     if (id == config.eos) break;
   }

@@ -21,8 +21,10 @@ struct SamplingConfig {
 /// Error (exit 3) if a logit is not finite.
 int32_t sample_token(const std::vector<float>& logits, double temperature, double top_p, double u);
 
-/// Continues `prompt` (not empty); beyond config.T tokens the oldest are forgotten. `emit` sees
-/// each new token at once. Returns the new tokens.
+/// Continues `prompt` (not empty). The model has a cache: after the prompt each token costs one
+/// position. A model sees config.T positions; when they are full, the newer half of them is
+/// computed anew from position 0 and the older half forgotten. Of a longer prompt the end is seen.
+/// `emit` gets each new token at once. Returns the new tokens.
 std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
                             const SamplingConfig& config, const std::function<void(int32_t)>& emit);
 

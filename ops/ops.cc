@@ -277,6 +277,16 @@ void Ops::attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& d
   do_attention_backward(dq, dk, dv, dout, out, lse, q, k, v, s);
 }
 
+void Ops::attention_cached(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                           int64_t HS) {
+  require(is_x(q) && same(out, q) && same(k, v) && k.ld == v.ld && k.dtype == q.dtype &&
+              q.rows <= k.rows && HS > 0 && k.cols > 0 && q.cols % HS == 0 && k.cols % HS == 0 &&
+              q.cols % k.cols == 0,
+          "attention_cached", cat("shapes and types for HS=", HS).c_str(),
+          {{"out", out}, {"q", q}, {"k", k}, {"v", v}});
+  do_attention_cached(out, q, k, v, HS);
+}
+
 void Ops::gelu_forward(const Tensor& y, const Tensor& x) {
   require(is_x(x) && same(y, x), "gelu_forward", "shapes and types", {{"y", y}, {"x", x}});
   const Timed timed(*this, "gelu_forward", 0, {y, x});

@@ -144,6 +144,10 @@ class Ops {
   void attention_backward(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                           const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
                           const Tensor& v, const AttentionShape& s);
+  /// The same for the last positions of one sequence, over the kept keys and values of all: query t
+  /// of q, out X[T, NH*HS] is position S - T + t and sees those up to itself. k, v X[S, NKV*HS].
+  void attention_cached(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                        int64_t HS);
 
   // ---- activations ------------------------------------------------------------------------
   /// y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
@@ -211,6 +215,8 @@ class Ops {
                                      const Tensor& dout, const Tensor& out, const Tensor& lse,
                                      const Tensor& q, const Tensor& k, const Tensor& v,
                                      const AttentionShape& s) = 0;
+  virtual void do_attention_cached(const Tensor& out, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, int64_t HS) = 0;
   virtual void do_gelu_forward(const Tensor& y, const Tensor& x) = 0;
   virtual void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
                                 const Tensor& x) = 0;

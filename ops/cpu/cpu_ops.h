@@ -49,6 +49,8 @@ class CpuOps final : public Ops {
                              const Tensor& dout, const Tensor& out, const Tensor& lse,
                              const Tensor& q, const Tensor& k, const Tensor& v,
                              const AttentionShape& s) override;
+  void do_attention_cached(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                           int64_t HS) override;
   void do_gelu_forward(const Tensor& y, const Tensor& x) override;
   void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
                         const Tensor& x) override;

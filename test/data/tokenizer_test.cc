@@ -138,12 +138,24 @@ TEST_F(Gpt2Test, AVeryLongWordIsNotQuadratic) {
   EXPECT_EQ(t->encode(std::string(1 << 20, 'a')).size(), size_t(1 << 18));
 }
 
+// Small vocabularies lack bytes that their text did not have: an error for text that has them, and
+// for no other.
+TEST_F(Gpt2Test, AMissingByteIsAnErrorWhereItIsNeeded) {
+  write("vocab.json", R"({"a":0,"b":1,"ab":2,"\u0120":3,"<|endoftext|>":4})");  // U+0120: a blank
+  write("merges.txt", "#version: 0.2\na b\n");
+  const auto t = load_tokenizer(dir_.string());
+  EXPECT_EQ(t->encode("ab ba"), (Ids{2, 3, 1, 0}));
+  EXPECT_EQ(t->decode(Ids{2, 3, 1}), "ab b");
+  EXPECT_ERROR(t->encode("a\xc3\xa9"), "vocab.json", "no piece for byte 195", "\"a\xc3\xa9\"");
+  EXPECT_EQ(t->encode("ba"), (Ids{1, 0})) << "the error leaves nothing behind";
+}
+
 TEST_F(Gpt2Test, BrokenFilesAreNamed) {
   make({{"a", "b"}});
   write("vocab.bpe", "#version: 0.2\na b\na zz\n");
   EXPECT_ERROR(load_tokenizer(dir_.string()), "vocab.bpe:3", "a zz");
   write("encoder.json", "{\"a\":0}");
-  EXPECT_ERROR(load_tokenizer(dir_.string()), "encoder.json", "no piece for byte");
+  EXPECT_ERROR(load_tokenizer(dir_.string()), "vocab.bpe:2", "a b");
   write("encoder.json", "{\"a\":0,\"b\":7}");
   EXPECT_ERROR(load_tokenizer(dir_.string()), "encoder.json", "id 7", "0 to 1");
   write("encoder.json", "<html>");

@@ -98,24 +98,6 @@ TEST_P(Checkpoint, FileIsAsTransformersReadsIt) {
   EXPECT_EQ(file.contains("lm_head.weight"), !config_.tied);
 }
 
-// Writes the saved model's tensors again, changed by `edit`.
-using Tensors = std::vector<std::pair<TensorInfo, std::vector<float>>>;
-void rewrite(const std::string& path, const std::function<void(Tensors&)>& edit) {
-  Tensors tensors;
-  {
-    const SafetensorsReader file(path);
-    for (const TensorInfo& t : file.tensors()) {
-      tensors.push_back({t, std::vector<float>(size_t(t.numel()))});
-      read_floats(file, t.name, tensors.back().second.data());
-    }
-  }
-  edit(tensors);
-  SafetensorsWriter out(path);
-  for (const auto& [info, values] : tensors) out.declare(info.name, DType::F32, info.shape);
-  for (const auto& [info, values] : tensors) out.write(values.data(), int64_t(values.size()) * 4);
-  out.finish();
-}
-
 TEST_P(Checkpoint, WrongTensorsAreNamed) {
   SmallModel other(config_, 2);
   const auto refusal = [&](const std::function<void(Tensors&)>& edit) {

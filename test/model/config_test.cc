@@ -138,6 +138,7 @@ TEST(HfConfig, OtherMathIsRefused) {
   };
   for (const Case& c : {
            Case{"llama-9M", "rope_scaling", "null", R"({"type":"linear","factor":2})"},
+           Case{"llama-9M", "quantization_config", "null", R"({"bits":4})"},
            Case{"llama-9M", "hidden_act", "\"silu\"", "\"gelu\""},
            Case{"llama-9M", "attention_bias", "false", "true"},
            Case{"llama-9M", "mlp_bias", "false", "true"},

@@ -145,6 +145,52 @@ TEST_P(Generation, NextLogitsAgreeWithTheLoss) {
   }
 }
 
+// Position by position over the cache, or in parts, as in one pass over all: the same logits up to
+// the order of summation, so that greedy ids are those of the full pass.
+TEST_P(Generation, TheCacheChangesNothing) {
+  const std::vector<int32_t> tokens = {5, 36, 0, 7, 7, 12, 30, 1, 2, 9, 9, 20, 21, 4, 3, 8};
+  ASSERT_EQ(int64_t(tokens.size()), config_.T);
+  // bf16: both ways round activations to 2^-9 of their size; the logits are of order 1.
+  for (const auto& [X, tolerance] : {std::pair(DType::F32, 1e-4), std::pair(DType::BF16, 0.1)}) {
+    SmallModel m(config_, 1, 1, false, X);
+    sharpen(m);
+    std::vector<std::vector<float>> full;
+    for (size_t n = 1; n <= tokens.size(); n++)
+      full.push_back(m.model.next_logits({tokens.begin(), tokens.begin() + int64_t(n)}));
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{
+             std::vector<int64_t>(16, 1), {5, 1, 1, 1, 8}, {3, 4, 9}}) {
+      int64_t past = 0;
+      for (const int64_t n : sizes) {
+        const auto first = tokens.begin() + past;
+        const std::vector<float> logits = m.model.next_logits({first, first + n}, past);
+        past += n;
+        for (size_t i = 0; i < logits.size(); i++)
+          ASSERT_NEAR(logits[i], full[size_t(past) - 1][i], tolerance) << past << " " << i;
+      }
+    }
+  }
+}
+
+// Beyond config.T the window begins again with its newer half. Of a long prompt the end is seen.
+TEST_P(Generation, BeyondTheWindowItsNewerHalfIsComputedAnew) {
+  SmallModel m(config_, 1, 1, false);
+  sharpen(m);
+  for (const int64_t length : {1, 10, 16, 17, 50}) {
+    std::vector<int32_t> text;
+    for (int64_t i = 0; i < length; i++) text.push_back(int32_t(i * 7 % 37));
+    const std::vector<int32_t> made =
+        sample(m.model, text, {.tokens = 45, .temperature = 0}, [](int32_t) {});
+    std::vector<int32_t> window = text;
+    if (length > 16) window.erase(window.begin(), window.end() - 16);
+    for (const int32_t id : made) {
+      if (window.size() > 16) window.erase(window.begin(), window.end() - 8);
+      ASSERT_EQ(id, sample_token(m.model.next_logits(window), 0, 1, 0)) << length;
+      window.push_back(id);
+    }
+    EXPECT_EQ(made.size(), 45u);
+  }
+}
+
 // N6: passes of other shapes between the steps change nothing.
 TEST_P(Generation, OtherShapesBetweenStepsLeaveTrainingAlone) {
   const auto losses = [&](bool disturb) {

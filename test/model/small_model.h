@@ -1,8 +1,10 @@
 // Small models for tests of checkpoints and sampling.
 #pragma once
 #include <cstring>
+#include <functional>
 #include <memory>
 
+#include "core/safetensors.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 
@@ -18,9 +20,9 @@ inline ModelConfig small_config(Arch arch, bool tied) {
 
 struct SmallModel {
   explicit SmallModel(const ModelConfig& config, uint64_t seed = 1, int64_t B = 2,
-                      bool training = true)
+                      bool training = true, DType X = DType::F32)
       : ops(make_cpu_ops(2)),
-        model(*ops, config, {.B = B, .training = training}),
+        model(*ops, config, {.B = B, .X = X, .training = training, .cache = true}),
         optimizer(*ops,
                   {&model.table(), [this](int i) { return model.parameter(i); },
                    [this](int i) { return model.compute_copy(i); }},
@@ -55,5 +57,24 @@ struct SmallModel {
   Model model;
   AdamW optimizer;
 };
+
+/// Writes a file's tensors again as F32, changed by `edit`, to `to`, or over it.
+using Tensors = std::vector<std::pair<TensorInfo, std::vector<float>>>;
+inline void rewrite(const std::string& path, const std::function<void(Tensors&)>& edit,
+                    const std::string& to = "") {
+  Tensors tensors;
+  {
+    const SafetensorsReader file(path);
+    for (const TensorInfo& t : file.tensors()) {
+      tensors.push_back({t, std::vector<float>(size_t(t.numel()))});
+      read_floats(file, t.name, tensors.back().second.data());
+    }
+  }
+  edit(tensors);
+  SafetensorsWriter out(to.empty() ? path : to);
+  for (const auto& [info, values] : tensors) out.declare(info.name, DType::F32, info.shape);
+  for (const auto& [info, values] : tensors) out.write(values.data(), int64_t(values.size()) * 4);
+  out.finish();
+}
 
 }  // namespace loqal

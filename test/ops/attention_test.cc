@@ -124,6 +124,29 @@ TEST_P(AttentionTest, SequencesDoNotSeeEachOther) {
       EXPECT_EQ(std::isnan(m(n, 0)), n >= 21 && n < 42) << n;
 }
 
+// The last T of S positions: the last T rows of attention over all of them, for one row at a time
+// (sampling) and several, keys and values in rows of their own or inside wider ones.
+TEST_P(AttentionTest, Cached) {
+  for (const auto& [S, T, NH, NKV, HS] : {std::array<int64_t, 5>{1, 1, 1, 1, 4},
+                                          {9, 1, 4, 2, 6},
+                                          {67, 3, 4, 1, 20},
+                                          {130, 1, 6, 6, 64},
+                                          {65, 65, 2, 1, 8}})
+    for (const int64_t pad : {0, 5})
+      for (const double scale : {1.0, 1e4}) {  // 1e4: exp of a score would overflow
+        SCOPED_TRACE(cat("S=", S, " T=", T, " NH=", NH, " NKV=", NKV, " HS=", HS, " pad=", pad));
+        const int64_t Q = NH * HS, K = NKV * HS;
+        Array all(ops, X, normal(S, Q, 1, scale)), k(ops, X, normal(S, K, 2), pad),
+            v(ops, X, normal(S, K, 3), pad), out(ops, X, T, Q, pad);
+        ops.attention_cached(out.out(), all.in().row_slice(S - T, T), k.in(), v.in(), HS);
+        const Mat<Err> want =
+            ref_attention(all.before(), k.before(), v.before(), RefShape{1, S, NH, NKV, HS}, u).out;
+        Mat<Err> last(T, Q);
+        last.v.assign(want.v.end() - T * Q, want.v.end());
+        expect_close(out.after(), last, "out");
+      }
+}
+
 Mat<double> rope_table(int64_t positions, int64_t HS) {
   Mat<double> table(positions, HS);
   for (int64_t t = 0; t < positions; t++)
