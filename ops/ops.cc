@@ -284,6 +284,9 @@ void Ops::attention_cached(const Tensor& out, const Tensor& q, const Tensor& k, 
               q.cols % k.cols == 0,
           "attention_cached", cat("shapes and types for HS=", HS).c_str(),
           {{"out", out}, {"q", q}, {"k", k}, {"v", v}});
+  const double T = double(q.rows), S = double(k.rows);  // query t sees S - T + t + 1 keys
+  const Timed timed(*this, "attention_cached", 4 * double(q.cols) * T * (S - T + (T + 1) / 2),
+                    {out, q, k, v});
   do_attention_cached(out, q, k, v, HS);
 }
 
