@@ -118,8 +118,7 @@ int sample_text(Options o) {
                               .top_p = o.top_p,
                               .seed = uint64_t(o.seed),
                               .eos = end >= 0 ? end : l.tokenizer->eos()};
-  // Decoding the whole text each time: a token may be part of a character, or of the space before
-  // it.
+  // Decoding several tokens each time: one may be part of a character, or of the space before it.
   std::string shown;
   const auto show_up_to = [&](const std::string& text) {
     if (text.size() > shown.size() && text.starts_with(shown)) {
@@ -133,6 +132,9 @@ int sample_text(Options o) {
     while (text.ends_with("\xEF\xBF\xBD"))
       text.resize(text.size() - 3);  // a character not complete yet
     show_up_to(text);
+    if (ids.size() < 64 || shown != l.tokenizer->decode(ids)) return;
+    ids.erase(ids.begin(), ids.end() - 16);  // what the next tokens need
+    shown = l.tokenizer->decode(ids);
   };
   std::cout << (shown = l.tokenizer->decode(ids)) << std::flush;
   const auto begin = std::chrono::steady_clock::now();

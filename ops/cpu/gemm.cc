@@ -104,8 +104,27 @@ void ragged_tile(int64_t rows, int64_t cols, int64_t k, const float* a, const fl
     }
 }
 
+/// One row of A times rows of B, as in sampling: each number of B is used once, so that to pack it
+/// would cost more than the product.
+template <class X>
+void one_row(int64_t n, int64_t k, const X* a, const X* b, int64_t ldb, float* c, bool accumulate) {
+  for (int64_t j = 0; j < n; j++, b += ldb) {
+    const float sum = simd::map_sum(
+        k, [](simd::vf x, simd::vf y) { return x * y; }, a, b);
+    c[j] = accumulate ? c[j] + sum : sum;
+  }
+}
+
 void builtin_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
                   float* c, int64_t ldc, bool accumulate) {
+  if (m == 1 && !a.transpose && b.transpose) {
+    const auto typed = [&](const auto* x) {
+      one_row(n, k, x, static_cast<decltype(x)>(b.data), b.ld, c, accumulate);
+    };
+    if (a.dtype == DType::BF16) typed(static_cast<const bf16*>(a.data));
+    else typed(static_cast<const float*>(a.data));
+    return;
+  }
   thread_local Strips a_strips, b_strips;
   for (int64_t k0 = 0; k0 < k; k0 += kDepth, accumulate = true) {
     const int64_t depth = std::min(kDepth, k - k0);
