@@ -66,7 +66,7 @@ TEST_F(C4Test, KilledAnywhereItGoesOn) {
   for (; kills < 20; kills++) {
     seed = seed * 1664525u + 1013904223u;
     const int status =
-        signal_after(start(line, here / "log"), 50 + int((seed >> 16) % 500), SIGKILL);
+        signal_after(start(line, here / "log"), 30 + int((seed >> 16) % 250), SIGKILL);
     if (WIFEXITED(status)) break;
     for (const std::string& path : glob_files(here / "c4/en/*.gz"))
       EXPECT_TRUE(read_file(path) == read_file(hub("en/" + fs::path(path).filename().string())));
