@@ -14,12 +14,13 @@ namespace loqal::cpu {
 namespace {
 
 constexpr int64_t kDepth = 256;  // of one packed block: a strip of B stays in L1, all of A in L2
-struct alignas(64) Line {
-  float x[16];
-};
-using Strips = std::vector<Line>;  // whole cache lines
-
 constexpr int64_t kTall = 6, kWide = 2 * simd::kWidth;  // a tile of C: what the registers hold
+
+constexpr int64_t kLineNumbers = 16;
+struct alignas(64) Line {  // of the cache
+  float x[kLineNumbers];
+};
+using Strips = std::vector<Line>;
 
 using simd::kSide;
 using simd::load_row;
@@ -37,6 +38,8 @@ void pack_rows(int64_t outer, int64_t depth, const X* x, int64_t ld, float* stri
     float* to = strips + o / width * width * depth + o % width;
     int64_t k = 0;
     for (; k + kSide <= depth; k += kSide) {
+      if (k % kLineNumbers == 0)  // short pieces of many rows: the hardware does not foresee them
+        for (int64_t r = 0; r < step; r++) __builtin_prefetch(x + (o + step + r) * ld + k);
       Row block[kSide];
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kSide; r++)
@@ -61,6 +64,7 @@ void pack_columns(int64_t outer, int64_t depth, const X* x, int64_t ld, float* s
     const int64_t k1 = std::min(k0 + group, depth);
     for (int64_t o = 0; o < outer; o += width) {
       float* to = strips + o * depth;
+      for (int64_t r = k1; r < k1 + group; r++) __builtin_prefetch(x + r * ld + o);
       int64_t k = k0;
       // A narrow strip's last row has no next one that overwrites what whole vectors write too
       // much.
@@ -82,7 +86,8 @@ template <int64_t width>
 void pack(const GemmOperand& x, bool inner_is_row, int64_t outer, int64_t k0, int64_t depth,
           Strips& strips) {
   const int64_t numbers = (outer + width - 1) / width * width * depth + kSide;
-  if (strips.size() < size_t(numbers) / 16 + 1) strips.resize(size_t(numbers) / 16 + 1);
+  const size_t lines = size_t(numbers / kLineNumbers + 1);
+  if (strips.size() < lines) strips.resize(lines);
   float* to = strips.data()->x;
   const auto typed = [&](const auto* data) {
     if (inner_is_row) pack_columns<width>(outer, depth, data + k0 * x.ld, x.ld, to);
