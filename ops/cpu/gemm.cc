@@ -26,8 +26,9 @@ using simd::kSide;
 using simd::load_row;
 using simd::Row;
 
-/// strips[s][k][w] = op(X)[s * width + w, k], w < width, zero where the outer index is >= outer.
-/// One outer index is a stored row of `depth` contiguous numbers.
+/// strips[s][k][w] = op(X)[s * width + w, k], w < width; anything where the outer index is >=
+/// outer, which only meets results that nobody reads. One outer index is a stored row of `depth`
+/// numbers.
 template <int64_t width, class X>
 void pack_rows(int64_t outer, int64_t depth, const X* x, int64_t ld, float* strips) {
   static_assert(width <= kSide || width % kSide == 0);
@@ -160,7 +161,8 @@ std::string gemm_library() { return "built-in GEMM"; }
 void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
           int64_t ldc, bool accumulate) {
 #if LOQAL_DNNL
-  if (dnnl_multiplies(a.dtype)) return dnnl_gemm(m, n, k, a, b, c, ldc, accumulate);
+  // To oneDNN a sum of nothing is nothing to do: C would stay as it was.
+  if (k > 0 && dnnl_multiplies(a.dtype)) return dnnl_gemm(m, n, k, a, b, c, ldc, accumulate);
 #endif
   builtin_gemm(m, n, k, a, b, c, ldc, accumulate);
 }

@@ -218,6 +218,35 @@ TEST_P(TensorTest, ShapesThatDoNotFitAreRefused) {
       {"linear_cross_entropy", "F32[1,3]", "I32[1,4]"});
 }
 
+// FLOPs and bytes by hand; a matmul inside another operation is that operation's.
+TEST_P(TensorTest, ProfileCountsWhatEachOperationNeeds) {
+  const int64_t x = int64_t(size_of(X)), B = 1, T = 5, C = 6, V = 7;
+  Array a(ops, X, normal(T, C, 1)), w(ops, X, normal(V, C, 2)), logits(ops, DType::F32, T, V);
+  Array targets(ops, Ids(size_t(T), 3)), nll(ops, DType::F32, 1, T), scratch(ops, DType::F32, 2, V);
+  Array q(ops, X, normal(T, C, 3)), out(ops, X, T, C), lse(ops, DType::F32, B * 2, T);
+  std::map<std::string, OpCost> costs;
+  ops.profile(&costs);
+  ops.matmul(logits.out(), a.in(), w.in(), {.transpose_b = true});
+  ops.matmul(logits.out(), a.in(), w.in(), {.transpose_b = true, .accumulate = true});
+  ops.linear_cross_entropy(nll.out(), {}, {}, a.in(), w.in(), targets.in(), scratch.out(), 1,
+                           false);
+  ops.attention_forward(out.out(), lse.out(), q.in(), q.in(), q.in(), {B, T, 2, 2, C / 2});
+  ops.profile(nullptr);
+  ops.fill(logits.out(), 0);  // no longer counted
+  ASSERT_EQ(costs.size(), 3u);
+  const OpCost &matmul = costs["matmul"], &head = costs["linear_cross_entropy"],
+               &attention = costs["attention_forward"];
+  EXPECT_EQ(matmul.calls, 2);
+  EXPECT_EQ(matmul.flops, 2 * 2 * T * V * C);
+  EXPECT_EQ(matmul.bytes, 2 * (T * C + V * C) * x + 3 * T * V * 4);  // the second reads C as well
+  EXPECT_GT(matmul.seconds, 0);
+  EXPECT_EQ(head.calls, 1);
+  EXPECT_EQ(head.flops, 2 * T * V * C);
+  EXPECT_EQ(head.bytes, (T * C + V * C) * x + 2 * T * 4);
+  EXPECT_EQ(attention.flops, 2 * 2 * (1 + 2 + 3 + 4 + 5) * C);  // two products of each visible pair
+  EXPECT_EQ(attention.bytes, 4 * T * C * x + 2 * T * 4);
+}
+
 TEST_P(TensorTest, MixedTypesAreRefused) {
   const DType other = X == DType::F32 ? DType::BF16 : DType::F32;
   Array a(ops, X, normal(4, 4, 1)), b(ops, other, normal(4, 4, 2)), c(ops, DType::BF16, 4, 4);
