@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdarg>
 #include <cstdio>
 
 namespace loqal {
@@ -24,10 +23,8 @@ void Console::step(int64_t step, const std::string& text, double seconds_per_ste
   clear();
   const std::string left = short_time(double(steps_ - step) * seconds_per_step);
   if (terminal_) {
-    constexpr int kBar = 20;
-    const int full = int(kBar * step / steps_);
-    const std::string bar = std::string(size_t(full), '=') + std::string(size_t(kBar - full), ' ');
-    std::printf("step %lld/%lld [%s] %s  %s left", static_cast<long long>(step),
+    const std::string bar = progress_bar(double(step) / double(steps_), 20);
+    std::printf("step %lld/%lld %s %s  %s left", static_cast<long long>(step),
                 static_cast<long long>(steps_), bar.c_str(), text.c_str(), left.c_str());
     drawn_ = true;
     if (step == steps_) std::puts(""), drawn_ = false;
@@ -36,30 +33,6 @@ void Console::step(int64_t step, const std::string& text, double seconds_per_ste
                 static_cast<long long>(steps_), text.c_str(), left.c_str());
   }
   std::fflush(stdout);
-}
-
-std::string short_number(double value) {
-  for (const char* unit : {"", "k", "M", "G"}) {
-    if (value < 999.5 || unit[0] == 'G')
-      return format(value < 99.5 && unit[0] ? "%.1f%s" : "%.0f%s", value, unit);
-    value /= 1000;
-  }
-  return "";
-}
-
-std::string short_time(double seconds) {
-  const long long s = static_cast<long long>(seconds + 0.5);
-  if (s >= 3600) return format("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-  return format("%lld:%02lld", s / 60, s % 60);
-}
-
-std::string format(const char* pattern, ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, pattern);
-  std::vsnprintf(text, sizeof text, pattern, arguments);
-  va_end(arguments);
-  return text;
 }
 
 }  // namespace loqal

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/format.h"
+
 namespace loqal {
 
 class Console {
@@ -21,12 +23,5 @@ class Console {
   bool terminal_;
   bool drawn_ = false;
 };
-
-/// "1.2k", "3.4M": three digits at most.
-std::string short_number(double value);
-/// "3:05", "1:02:03".
-std::string short_time(double seconds);
-/// printf into a string.
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
 }  // namespace loqal

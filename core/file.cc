@@ -34,7 +34,9 @@ struct Descriptor {
   Descriptor(const std::string& path, int flags) : fd(open(path.c_str(), flags | O_CLOEXEC)) {
     if (fd < 0) fail_errno(path, "open", errno);
   }
-  ~Descriptor() { close(fd); }
+  ~Descriptor() {
+    if (fd >= 0) close(fd);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 };
@@ -46,6 +48,22 @@ int64_t regular_size(const Descriptor& file, const std::string& path) {
   if (S_ISDIR(info.st_mode)) fail(cat(path, ": expected a file, found a directory"));
   if (!S_ISREG(info.st_mode)) fail(cat(path, ": expected a regular file, found a device or pipe"));
   return info.st_size;
+}
+
+/// Error unless the first expected.bytes bytes have expected.crc32.
+void check_crc(const Descriptor& file, const std::string& path, const FileSum& expected) {
+  std::string piece(kBuffer, '\0');
+  uint32_t crc = 0;
+  for (int64_t left = expected.bytes; left > 0;) {
+    const ssize_t got = read(file.fd, piece.data(), std::min(piece.size(), size_t(left)));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_errno(path, "read", errno);
+    if (got == 0) fail(cat(path, ": ended ", left, " bytes early: it shrank while being read"));
+    crc = uint32_t(crc32_z(crc, reinterpret_cast<const Bytef*>(piece.data()), size_t(got)));
+    left -= got;
+  }
+  if (crc != expected.crc32)
+    fail(cat(path, ": damaged: expected CRC-32 ", expected.crc32, ", found ", crc));
 }
 
 /// Special files (/dev/null) and some network file systems have nothing to synchronize.
@@ -92,19 +110,33 @@ void MappedFile::release(const std::byte* from, size_t bytes) const {
   madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
 }
 
-std::string read_file(const std::string& path, int64_t max_bytes) {
-  const Descriptor file(path, O_RDONLY);
-  const int64_t size = regular_size(file, path);
-  if (size > max_bytes) fail(cat(path, ": expected at most ", max_bytes, " bytes, found ", size));
-  std::string content(size_t(size), '\0');
-  for (size_t done = 0; done < content.size();) {
-    const ssize_t got = read(file.fd, content.data() + done, content.size() - done);
+ReadOnlyFile::ReadOnlyFile(const std::string& path) : path_(path) {
+  Descriptor file(path, O_RDONLY);
+  size_ = regular_size(file, path);
+  fd_ = std::exchange(file.fd, -1);
+}
+
+ReadOnlyFile::~ReadOnlyFile() { close(fd_); }
+
+void ReadOnlyFile::read(int64_t offset, void* out, size_t bytes) const {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got =
+        pread(fd_, static_cast<char*>(out) + done, bytes - done, offset + int64_t(done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_errno(path, "read", errno);
+    if (got < 0) fail_errno(path_, "read", errno);
     if (got == 0)
-      fail(cat(path, ": expected ", size, " bytes, found ", done, ": it shrank while being read"));
+      fail(cat(path_, ": expected ", size_, " bytes, found ", offset + int64_t(done),
+               ": it shrank while being read"));
     done += size_t(got);
   }
+}
+
+std::string read_file(const std::string& path, int64_t max_bytes) {
+  const ReadOnlyFile file(path);
+  if (file.size() > max_bytes)
+    fail(cat(path, ": expected at most ", max_bytes, " bytes, found ", file.size()));
+  std::string content(size_t(file.size()), '\0');
+  file.read(0, content.data(), content.size());
   return content;
 }
 
@@ -124,6 +156,21 @@ FileWriter::FileWriter(const std::string& path, int64_t expected_bytes)
   buffer_.reserve(kBuffer);
 }
 
+FileWriter::FileWriter(const std::string& path, const FileSum& kept)
+    : path_(path), sum_(kept), expected_bytes_(0) {
+  const Descriptor file(path, O_RDONLY);
+  if (const int64_t found = regular_size(file, path); found < kept.bytes)
+    fail(cat(path, ": expected at least ", kept.bytes, " bytes, found ", found));
+  check_crc(file, path, kept);
+  fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd_ < 0) fail_errno(path, "open", errno);
+  if (ftruncate(fd_, kept.bytes) != 0 || lseek(fd_, 0, SEEK_END) != kept.bytes) {
+    close(fd_);
+    fail_errno(path, cat("cut to ", kept.bytes, " bytes"), errno);
+  }
+  buffer_.reserve(kBuffer);
+}
+
 FileWriter::~FileWriter() {
   if (fd_ >= 0) close(fd_);
   if (!finished_ && regular_) unlink(path_.c_str());
@@ -140,9 +187,15 @@ void FileWriter::write(const void* data, size_t bytes) {
   else buffer_.append(p, bytes);
 }
 
-void FileWriter::flush() {
+const FileSum& FileWriter::flush() {
   write_through(buffer_.data(), buffer_.size());
   buffer_.clear();
+  return sum_;
+}
+
+void FileWriter::keep() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+  finished_ = true;
 }
 
 void FileWriter::write_through(const char* data, size_t bytes) {
@@ -174,19 +227,9 @@ FileSum FileWriter::finish() {
 
 void verify_file(const std::string& path, const FileSum& expected) {
   const Descriptor file(path, O_RDONLY);
-  FileSum found;
-  found.bytes = regular_size(file, path);
-  if (found.bytes != expected.bytes)
-    fail(cat(path, ": expected ", expected.bytes, " bytes, found ", found.bytes));
-  std::string piece(kBuffer, '\0');
-  for (ssize_t got; (got = read(file.fd, piece.data(), piece.size())) != 0;) {
-    if (got < 0 && errno != EINTR) fail_errno(path, "read", errno);
-    if (got > 0)
-      found.crc32 =
-          uint32_t(crc32_z(found.crc32, reinterpret_cast<const Bytef*>(piece.data()), size_t(got)));
-  }
-  if (found.crc32 != expected.crc32)
-    fail(cat(path, ": damaged: expected CRC-32 ", expected.crc32, ", found ", found.crc32));
+  if (const int64_t found = regular_size(file, path); found != expected.bytes)
+    fail(cat(path, ": expected ", expected.bytes, " bytes, found ", found));
+  check_crc(file, path, expected);
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
@@ -248,6 +291,8 @@ std::vector<std::string> glob_files(const std::string& pattern) {
 void rename_path(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) != 0) fail_errno(from, cat("rename to ", to), errno);
 }
+
+void sync_directory(const std::string& path) { sync_path(path); }
 
 void create_directories(const std::string& path) {
   std::error_code error, ignored;

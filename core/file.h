@@ -33,6 +33,25 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+/// A regular file that is read in pieces from anywhere, by any number of threads.
+class ReadOnlyFile {
+ public:
+  explicit ReadOnlyFile(const std::string& path);
+  ~ReadOnlyFile();
+  ReadOnlyFile(const ReadOnlyFile&) = delete;
+  ReadOnlyFile& operator=(const ReadOnlyFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }  ///< when it was opened
+  /// Exactly `bytes` bytes from `offset` on; Error if the file ends before, too.
+  void read(int64_t offset, void* out, size_t bytes) const;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+};
+
 /// The whole file, which may be empty. Error if it is larger than `max_bytes`, before reading it.
 std::string read_file(const std::string& path, int64_t max_bytes = int64_t(1) << 30);
 
@@ -49,6 +68,9 @@ class FileWriter {
   /// With the final size in `expected_bytes` (0: unknown) a disk that is too full is reported
   /// before the first byte is written.
   explicit FileWriter(const std::string& path, int64_t expected_bytes = 0);
+  /// Goes on behind the first kept.bytes bytes of an existing file; what follows them is cut off.
+  /// Error if the file is shorter or those bytes do not have that CRC.
+  FileWriter(const std::string& path, const FileSum& kept);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -57,12 +79,16 @@ class FileWriter {
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Flush, fsync, close. Nothing may be written afterwards.
   FileSum finish();
+  /// Hands all that was written to the system (not: to the disk), so that a killed process does
+  /// not lose it. The sum is what the second constructor goes on from.
+  const FileSum& flush();
+  /// Closes the file as flush() left it; the destructor will not remove it.
+  void keep();
 
   const std::string& path() const { return path_; }
   const FileSum& sum() const { return sum_; }  ///< of what was written so far
 
  private:
-  void flush();
   void write_through(const char* data, size_t bytes);
 
   std::string path_;
@@ -70,8 +96,8 @@ class FileWriter {
   FileSum sum_;
   int64_t expected_bytes_;
   int fd_ = -1;
-  bool regular_ = true;  // never remove a device such as /dev/null
-  bool finished_ = false;
+  bool regular_ = true;    // never remove a device such as /dev/null
+  bool finished_ = false;  // or kept
 };
 
 /// Reads the file back and compares: nobody announces a save that does not read back the same.
@@ -115,6 +141,9 @@ std::vector<std::string> glob_files(const std::string& pattern);
 
 /// Replaces what `to` names. Does not sync: write_file_atomic and AtomicDirectory do.
 void rename_path(const std::string& from, const std::string& to);
+
+/// Names that were given or taken away in `path` are on disk afterwards.
+void sync_directory(const std::string& path);
 
 /// With all parents. Error naming the component that is a file or not writable.
 void create_directories(const std::string& path);

@@ -81,7 +81,14 @@ size_t ByteSource::read_file(char* out, size_t size) {
   if (n == 0 && std::ferror(file_.get()))
     fail(cat(path_, ": cannot read at byte ", file_offset_, ": ", std::strerror(errno)));
   file_offset_ += n;
+  digest_.update(out, n);
   return n;
+}
+
+std::string ByteSource::file_sha256() {
+  while (fill()) {
+  }
+  return to_hex(digest_.digest());
 }
 
 bool ByteSource::fill() {
@@ -112,18 +119,19 @@ bool ByteSource::next_member() {
   }
 }
 
+/// What was inflated before an error is returned first; the next call then finds the error again.
 size_t ByteSource::inflate_some(char* out, size_t size) {
   zlib_.next_out = reinterpret_cast<Bytef*>(out);
   zlib_.avail_out = uInt(std::min<size_t>(size, kInputBytes));
   const uInt wanted = zlib_.avail_out;
-  while (!ended_ && zlib_.avail_out == wanted) {
+  while (zlib_.avail_out == wanted) {
+    if (member_ended_ && !next_member()) break;
+    member_ended_ = false;
     if (zlib_.avail_in == 0 && !fill()) fail_gzip("the stream ends too early (cut off?)");
     const int rc = inflate(&zlib_, Z_NO_FLUSH);
-    if (rc == Z_STREAM_END) {
-      ended_ = !next_member();
-    } else if (rc != Z_OK && rc != Z_BUF_ERROR) {
-      fail_gzip(zlib_.msg ? zlib_.msg : "not a gzip stream");
-    }
+    member_ended_ = rc == Z_STREAM_END;
+    const bool bad = rc != Z_OK && rc != Z_STREAM_END && rc != Z_BUF_ERROR;
+    if (bad && zlib_.avail_out == wanted) fail_gzip(zlib_.msg ? zlib_.msg : "not a gzip stream");
   }
   return wanted - zlib_.avail_out;
 }

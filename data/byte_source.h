@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "data/sha256.h"
 #include "data/sniff.h"
 
 namespace loqal {
@@ -26,7 +27,11 @@ class ByteSource {
   /// stream that is cut, damaged (CRC, length) or followed by garbage. Members are concatenated.
   size_t read(char* out, size_t size);
 
-  FileKind content() const { return content_; }  ///< of the (inflated) content
+  FileKind content() const { return content_; }          ///< of the (inflated) content
+  uint64_t file_offset() const { return file_offset_; }  ///< bytes read from the file so far
+  /// Of the file as it lies on disk, computed while it is read. Reads what is left of it; call
+  /// once.
+  std::string file_sha256();
 
  private:
   size_t read_file(char* out, size_t size);
@@ -40,11 +45,12 @@ class ByteSource {
   std::unique_ptr<FILE, int (*)(FILE*)> file_;
   bool gzip_ = false;
   FileKind content_ = FileKind::empty;
-  uint64_t file_offset_ = 0;  // bytes read from the file
-  std::vector<char> input_;   // compressed bytes that zlib is working on
-  std::string head_;          // content that was read for sniffing and comes first
+  uint64_t file_offset_ = 0;
+  Sha256 digest_;            // of those bytes
+  std::vector<char> input_;  // compressed bytes that zlib is working on
+  std::string head_;         // content that was read for sniffing and comes first
   z_stream zlib_ = {};
-  bool ended_ = false;  // the last gzip member is complete
+  bool member_ended_ = false;  // nothing is known yet of what follows it
 };
 
 }  // namespace loqal

@@ -5,12 +5,15 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "data/publish.h"
 #include "data/sha256.h"
 
 namespace loqal {
 namespace {
 
-constexpr size_t kMaxOpen = 64;  // mapped shards; keeps address space and file tables small
+constexpr size_t kMaxOpen = 64;  // keeps the table of open files small
+
+constexpr int64_t kScanTokens = 1 << 24;  // a shard up to this long is scanned in milliseconds
 
 constexpr int64_t kStartTokens = 1 << 20;  // where start_token() looks for an eos
 
@@ -38,19 +41,28 @@ std::filesystem::file_time_type changed(const std::string& path) {
   return error ? std::filesystem::file_time_type::min() : time;
 }
 
-int64_t windows_in(int64_t tokens, int T) { return tokens > 0 ? (tokens - 1) / T : 0; }
-
 }  // namespace
 
 Corpus::Corpus(const std::vector<std::string>& patterns, const std::string& role, int model_vocab,
                const TokenizerInfo* tokenizer)
     : role_(role), model_vocab_(model_vocab) {
+  std::string checked;  // the prefix of the files so far: they are sorted
+  std::string unknown;  // a file of llm.c
   for (const std::string& path : expand(patterns, role)) {
     const ShardHeader header = read_shard_header(path);
+    if (const std::string prefix = prefix_of(path); prefix != checked) {
+      check_published(path);
+      checked = prefix;
+    }
     files_.push_back({path, header.tokens});
     tokens_ += header.tokens;
     if (header.vocab_size > 0) check_agreement(files_.size() - 1, header);
+    else unknown = path;
   }
+  if (row_length() > 0 && !unknown.empty())
+    fail(cat(files_[known_file_].path, " has rows of ", row_length(), " tokens (--pad-to), ",
+             unknown, " (written by llm.c) has none"),
+         kSameTokenizer);
   shards_.resize(files_.size());
   scanned_.assign(files_.size(), std::filesystem::file_time_type::min());
   if (tokenizer && known_.vocab_size > 0) check_tokenizer(*tokenizer);
@@ -116,11 +128,21 @@ int Corpus::start_token() {
   std::vector<int32_t> start(size_t(std::min(file->tokens, kStartTokens)));
   open(size_t(file - files_.begin())).read(0, int64_t(start.size()), start.data());
   if (bos() >= 0 && start[0] == bos()) return bos();
+  if (row_length() > 0) return eos() >= 0 && start[0] == eos() ? eos() : -1;
   const bool has_eos = eos() >= 0 && std::find(start.begin(), start.end(), eos()) != start.end();
   return has_eos ? eos() : -1;
 }
 
+int64_t Corpus::windows_in(int64_t tokens, int T) const {
+  if (row_length() > 0) return tokens / row_length();
+  return tokens > 0 ? (tokens - 1) / T : 0;
+}
+
 int64_t Corpus::windows(int T) const {
+  if (row_length() > 0 && row_length() != T)
+    fail(cat(files_[known_file_].path, ": has rows of ", row_length(),
+             " tokens (--pad-to), the model reads ", T),
+         cat("give --seq-len ", row_length(), ", or tokenize with --pad-to ", T));
   int64_t total = 0;
   for (const CorpusFile& file : files_) total += windows_in(file.tokens, T);
   return total;
@@ -140,13 +162,15 @@ const Shard& Corpus::open(size_t file) {
   // The time is taken before the scan: a change during it is then seen at the next opening.
   const auto time = changed(files_[file].path), never = std::filesystem::file_time_type::min();
   const bool known = scanned_[file] != never && scanned_[file] == time;
-  auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_,
-                                       known ? Shard::Ids::trust : Shard::Ids::scan);
-  scanned_[file] = time;
+  auto shard = std::make_unique<Shard>(files_[file].path, model_vocab_);
   if (shard->header().tokens != files_[file].tokens)
     fail(cat(files_[file].path, ": had ", files_[file].tokens, " tokens at the start, now ",
              shard->header().tokens),
          "do not rewrite shards under a running training");
+  // Nothing is known about what llm.c wrote: it is scanned at any length.
+  const bool whole = shard->header().vocab_size == 0 || files_[file].tokens <= kScanTokens;
+  if (whole && !known) shard->scan();
+  scanned_[file] = time;
   shards_[file] = std::move(shard);
   recent_.push_front(file);
   return *shards_[file];
@@ -163,12 +187,21 @@ void Corpus::window(int64_t w, int T, int32_t* tokens, int32_t* targets) {
   LOQAL_ASSERT(w >= 0 && w < first_window_.back(), "window ", w, " of ", first_window_.back());
   const auto next = std::upper_bound(first_window_.begin(), first_window_.end(), w);
   const size_t file = size_t(next - first_window_.begin()) - 1;
-  const Shard& shard = open(file);
-  shard.read((w - first_window_[file]) * T, T + 1, row_.data());
-  std::copy(row_.begin(), row_.end() - 1, tokens);
-  std::copy(row_.begin() + 1, row_.end(), targets);
-  const ShardHeader& h = shard.header();
-  if (h.row_length > 0 && h.pad >= 0) std::replace(targets, targets + T, h.pad, -1);
+  const int64_t begin = (w - first_window_[file]) * T;
+  const int count = row_length() > 0 ? T : T + 1;
+  open(file).read(begin, count, row_.data());
+  std::copy_n(row_.begin(), T, tokens);
+  std::copy_n(row_.begin() + 1, count - 1, targets);
+  if (row_length() > 0) mask_padding(row_.data(), targets);
+}
+
+/// The pad ids at the end of a row, but for the first if the same id ends documents: that one is
+/// text. A row of nothing else has no target.
+void Corpus::mask_padding(const int32_t* row, int32_t* targets) const {
+  int text = row_length();
+  while (text > 0 && row[text - 1] == pad()) text--;
+  if (text < row_length() && pad() == eos()) text++;
+  std::fill(targets + std::max(text - 1, 0), targets + row_length(), -1);
 }
 
 std::string Corpus::fingerprint() const {

@@ -1,7 +1,9 @@
 // A corpus: all shards that a pattern matches, seen as one long list of training windows. Headers
-// are checked at the start; a shard's ids are scanned once, when it is first opened, before a batch
-// of it is used, so that start-up does not grow with the corpus (design.md, "Data"). A shard that
-// was closed because too many are open is scanned again only if its file has changed since.
+// are checked at the start, ids before a batch of them is used, so that start-up does not grow with
+// the corpus (design.md, "Data"): those of a shard of ordinary size all at once when it is first
+// opened, those of a large one window by window, since a shuffle over thousands of large shards
+// would begin with reading them all. A shard that was closed because too many are open is scanned
+// again only if its file has changed since.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -33,7 +35,8 @@ class Corpus {
   /// "validation", for the messages. Error (exit 1) if a pattern matches nothing, a header is
   /// wrong, a shard's vocabulary is larger than `model_vocab`, or shards disagree with each other
   /// about vocabulary, tokenizer hash, special ids or row length, or with `tokenizer` (may be null)
-  /// about the first two. Headers written by llm.c say nothing and agree with everything.
+  /// about the first two, or if a ./tokenize left them half replaced. Headers written by llm.c say
+  /// nothing and agree with everything.
   Corpus(const std::vector<std::string>& patterns, const std::string& role, int model_vocab,
          const TokenizerInfo* tokenizer = nullptr);
 
@@ -52,24 +55,29 @@ class Corpus {
   int bos() const { return known_.bos; }  ///< -1: none or unknown; eos, pad as well
   int eos() const { return known_.eos; }
   int pad() const { return known_.pad; }
+  int row_length() const { return known_.row_length; }  ///< 0: packed, or unknown
   /// The id that stands before a text in this data: bos if the first shard begins with it, else eos
   /// if that shard has one near its start (before each text or between two), else -1. Opens it.
   int start_token();
 
-  /// Windows of T inputs: window w of a shard is its tokens [wT, wT + T], inputs and targets
-  /// shifted by one. They tile the shard, so that every token but the first, and but up to T - 1 at
-  /// the end, is a target exactly once. floor((n - 1) / T) per shard.
+  /// Packed shards: window w of a shard is its tokens [wT, wT + T], inputs and targets shifted by
+  /// one. They tile the shard, so that every token but the first, and but up to T - 1 at the end,
+  /// is a target exactly once. floor((n - 1) / T) per shard.
+  ///
+  /// Padded shards: a window is a row. Its last position has no target, and neither has padding.
+  /// Error unless T is the row length.
   int64_t windows(int T) const;
-  /// Tokens (of all shards) that are no target of any window: the first and the ragged end of each.
+  /// Tokens (of all shards) that are in no window: the first and the ragged end of each packed one.
   int64_t dropped(int T) const;
-  /// tokens[T], targets[T] of window w in [0, windows(T)). In padded shards (row length > 0)
-  /// targets that are the pad id become -1, the value that the loss ignores.
+  /// tokens[T], targets[T] of window w in [0, windows(T)). Target -1: none, the loss ignores it.
   void window(int64_t w, int T, int32_t* tokens, int32_t* targets);
 
  private:
   void check_agreement(size_t file, const ShardHeader& header);
   void check_tokenizer(const TokenizerInfo& tokenizer) const;
   const Shard& open(size_t file);
+  int64_t windows_in(int64_t tokens, int T) const;
+  void mask_padding(const int32_t* row, int32_t* targets) const;
 
   const std::string role_;
   const int model_vocab_;

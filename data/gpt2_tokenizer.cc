@@ -40,12 +40,12 @@ class WordPattern {
     pcre2_jit_compile(code_, PCRE2_JIT_COMPLETE);  // may be unsupported: then it is interpreted
     match_ = pcre2_match_data_create(1, nullptr);
   }
+  WordPattern(const WordPattern&) : WordPattern() {}
+  WordPattern& operator=(const WordPattern&) = delete;
   ~WordPattern() {
     pcre2_match_data_free(match_);
     pcre2_code_free(code_);
   }
-  WordPattern(const WordPattern&) = delete;
-  WordPattern& operator=(const WordPattern&) = delete;
 
   /// Bytes of the word that starts at text[begin]. Every character belongs to one.
   size_t word_length(std::string_view text, size_t begin) {
@@ -81,8 +81,14 @@ std::unordered_map<std::string, char> printable_bytes() {
 class Gpt2Tokenizer : public Tokenizer {
  public:
   Gpt2Tokenizer(const std::string& vocab_path, const std::string& merges_path) {
-    load_vocabulary(vocab_path);
-    load_merges(merges_path, vocab_path);
+    auto tables = std::make_shared<Tables>();
+    const IdOf id_of = load_vocabulary(vocab_path, tables.get());
+    load_merges(merges_path, vocab_path, id_of, tables.get());
+    tables_ = std::move(tables);
+  }
+
+  std::unique_ptr<Tokenizer> clone() const override {
+    return std::make_unique<Gpt2Tokenizer>(*this);
   }
 
   std::vector<int32_t> encode(std::string_view text) override {
@@ -102,14 +108,14 @@ class Gpt2Tokenizer : public Tokenizer {
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_size())
         fail(cat(files()[0], ": cannot decode id ", id, ": the vocabulary has ", vocab_size()));
-      text += pieces_[size_t(id)];
+      text += tables_->pieces[size_t(id)];
     }
     return text;
   }
 
-  int vocab_size() const override { return int(pieces_.size()); }
-  int bos() const override { return end_of_text_; }
-  int eos() const override { return end_of_text_; }
+  int vocab_size() const override { return int(tables_->pieces.size()); }
+  int bos() const override { return tables_->end_of_text; }
+  int eos() const override { return tables_->end_of_text; }
   int pad() const override { return -1; }
   int unk() const override { return -1; }
   bool eos_goes_before() const override { return true; }
@@ -135,36 +141,40 @@ class Gpt2Tokenizer : public Tokenizer {
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
   };
 
+  using IdOf = std::unordered_map<std::string, int32_t>;  // by the files' spelling
+  struct Tables {                                         // never change once they are loaded
+    std::vector<std::string> pieces;                      // bytes of each id
+    std::array<int32_t, 256> byte_ids;  // -1: the vocabulary has no piece for that byte alone
+    std::unordered_map<uint64_t, Merge> merges;
+    int end_of_text = -1;
+  };
+
   static uint64_t pair_key(int32_t left, int32_t right) {
     return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
   }
 
-  void load_vocabulary(const std::string& path);
-  void load_merges(const std::string& path, const std::string& vocab_path);
+  IdOf load_vocabulary(const std::string& path, Tables* tables);
+  void load_merges(const std::string& path, const std::string& vocab_path, const IdOf& id_of,
+                   Tables* tables);
   void append_word(std::string_view word, std::vector<int32_t>* ids);
   std::vector<int32_t> merge_word(std::string_view word) const;
 
   WordPattern pattern_;
-  std::unordered_map<std::string, int32_t> id_of_;  // by the files' spelling
-  std::vector<std::string> pieces_;                 // bytes of each id
-  std::array<int32_t, 256> byte_ids_;  // -1: the vocabulary has no piece for that byte alone
-  std::unordered_map<uint64_t, Merge> merges_;
+  std::shared_ptr<const Tables> tables_;
   std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> cache_;
-  int end_of_text_ = -1;
 };
 
-void Gpt2Tokenizer::load_vocabulary(const std::string& path) {
-  nlohmann::json vocabulary;
+Gpt2Tokenizer::IdOf Gpt2Tokenizer::load_vocabulary(const std::string& path, Tables* tables) {
+  IdOf id_of;
   try {
-    vocabulary = nlohmann::json::parse(load_file(path));
-    id_of_ = vocabulary.get<std::unordered_map<std::string, int32_t>>();
+    id_of = nlohmann::json::parse(load_file(path)).get<IdOf>();
   } catch (const nlohmann::json::exception& e) {
     fail(cat(path, ": expected a JSON object of pieces and ids: ", e.what()), kCopyAgain);
   }
   const auto byte_of = printable_bytes();
-  std::vector<bool> seen(id_of_.size());
-  pieces_.resize(id_of_.size());
-  for (const auto& [piece, id] : id_of_) {
+  std::vector<bool> seen(id_of.size());
+  tables->pieces.resize(id_of.size());
+  for (const auto& [piece, id] : id_of) {
     if (id < 0 || size_t(id) >= seen.size() || seen[size_t(id)])
       fail(cat(path, ": piece '", piece, "' has id ", id, ": expected each id from 0 to ",
                int64_t(seen.size()) - 1, " once"),
@@ -174,20 +184,22 @@ void Gpt2Tokenizer::load_vocabulary(const std::string& path) {
       const size_t n = std::max<size_t>(1, utf8_length(piece, i));
       const auto byte = byte_of.find(piece.substr(i, n));
       // Added tokens may hold characters that spell no byte: they stand for themselves.
-      if (byte == byte_of.end()) pieces_[size_t(id)] += piece.substr(i, n);
-      else pieces_[size_t(id)] += byte->second;
+      if (byte == byte_of.end()) tables->pieces[size_t(id)] += piece.substr(i, n);
+      else tables->pieces[size_t(id)] += byte->second;
       i += n;
     }
   }
   for (const auto& [spelling, byte] : byte_of) {
-    const auto found = id_of_.find(spelling);
-    byte_ids_[uint8_t(byte)] = found == id_of_.end() ? -1 : found->second;
+    const auto found = id_of.find(spelling);
+    tables->byte_ids[uint8_t(byte)] = found == id_of.end() ? -1 : found->second;
   }
-  const auto end = id_of_.find("<|endoftext|>");
-  if (end != id_of_.end()) end_of_text_ = end->second;
+  const auto end = id_of.find("<|endoftext|>");
+  if (end != id_of.end()) tables->end_of_text = end->second;
+  return id_of;
 }
 
-void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& vocab_path) {
+void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& vocab_path,
+                                const IdOf& id_of, Tables* tables) {
   const std::string text = load_file(path);
   int rank = 0;
   int64_t line_number = 0;
@@ -201,12 +213,12 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
     const size_t blank = line.find(' ');
     const std::string left = line.substr(0, blank);
     const std::string right = blank == std::string::npos ? "" : line.substr(blank + 1);
-    const auto l = id_of_.find(left), r = id_of_.find(right), merged = id_of_.find(left + right);
-    if (l == id_of_.end() || r == id_of_.end() || merged == id_of_.end())
+    const auto l = id_of.find(left), r = id_of.find(right), merged = id_of.find(left + right);
+    if (l == id_of.end() || r == id_of.end() || merged == id_of.end())
       fail(cat(path, ":", line_number, ": expected two pieces of ", vocab_path,
                " whose union is one too, found '", line, "'"),
            "use the two files of one tokenizer");
-    merges_.try_emplace(pair_key(l->second, r->second), Merge{rank++, merged->second});
+    tables->merges.try_emplace(pair_key(l->second, r->second), Merge{rank++, merged->second});
   }
 }
 
@@ -225,13 +237,14 @@ void Gpt2Tokenizer::append_word(std::string_view word, std::vector<int32_t>* ids
 /// since a word may be a whole document without a blank.
 std::vector<int32_t> Gpt2Tokenizer::merge_word(std::string_view word) const {
   std::vector<Symbol> symbols;
+  symbols.reserve(word.size());
   for (int i = 0; i < int(word.size()); i++) {
     const uint8_t byte = uint8_t(word[size_t(i)]);
-    if (byte_ids_[byte] < 0)
+    if (tables_->byte_ids[byte] < 0)
       fail(cat(files()[0], ": no piece for byte ", int(byte), ", which is in the text: \"",
                word.substr(0, 60), "\""),
            "use a tokenizer that knows all 256 bytes");
-    symbols.push_back({byte_ids_[byte], i - 1, i + 1});
+    symbols.push_back({tables_->byte_ids[byte], i - 1, i + 1});
   }
   symbols.back().next = -1;
   const auto at = [&](int i) -> Symbol& { return symbols[size_t(i)]; };
@@ -240,8 +253,8 @@ std::vector<int32_t> Gpt2Tokenizer::merge_word(std::string_view word) const {
   const auto consider = [&](int left) {
     if (left < 0 || at(left).next < 0) return;
     const int32_t a = at(left).id, b = at(at(left).next).id;
-    const auto found = merges_.find(pair_key(a, b));
-    if (found != merges_.end()) queue.push({found->second.rank, left, a, b});
+    const auto found = tables_->merges.find(pair_key(a, b));
+    if (found != tables_->merges.end()) queue.push({found->second.rank, left, a, b});
   };
   for (int i = 0; i < int(symbols.size()); i++) consider(i);
 
@@ -251,7 +264,7 @@ std::vector<int32_t> Gpt2Tokenizer::merge_word(std::string_view word) const {
     Symbol& left = at(c.left);
     // A neighbour may have merged since: then this candidate is stale. A dead symbol has id -1.
     if (left.id != c.left_id || left.next < 0 || at(left.next).id != c.right_id) continue;
-    left.id = merges_.at(pair_key(c.left_id, c.right_id)).id;
+    left.id = tables_->merges.at(pair_key(c.left_id, c.right_id)).id;
     Symbol& right = at(left.next);
     right.id = -1;
     left.next = right.next;

@@ -4,9 +4,7 @@
 #include <bit>
 #include <climits>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
-#include <system_error>
 
 #include "core/error.h"
 #include "data/sniff.h"
@@ -14,7 +12,7 @@
 namespace loqal {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "shards are mapped as they are");
+static_assert(std::endian::native == std::endian::little, "ids are read as they lie");
 
 constexpr int32_t kTag = 0x6c61716c;  // "lqal"
 constexpr int32_t kTagVersion = 1;
@@ -84,21 +82,27 @@ void parse_spare_words(const Words& h, const std::string& name, ShardHeader* out
            kRewrite);
   if (h[row_length] < 0)
     fail(cat(name, ": header: row length ", h[row_length], " is negative"), kRewrite);
+  if (h[row_length] > 0 && (h[pad] < 0 || out->tokens % h[row_length] != 0))
+    fail(
+        cat(name, ": header: rows of ", h[row_length], ": expected a pad id and whole rows, found ",
+            "pad ", h[pad], " and ", out->tokens, " tokens"),
+        kRewrite);
   out->vocab_size = h[vocab];
   out->bos = h[bos], out->eos = h[eos], out->pad = h[pad];
   out->tokenizer_hash = uint64_t(uint32_t(h[hash_high])) << 32 | uint32_t(h[hash_low]);
   out->row_length = h[row_length];
 }
 
-ShardHeader parse_mapped(const MappedFile& file) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(file.data());
-  const size_t available = std::min(file.size(), size_t(kShardHeaderBytes));
-  return parse_shard_header(bytes, available, file.size(), file.path());
+ShardHeader read_header(const ReadOnlyFile& file) {
+  uint8_t bytes[kShardHeaderBytes];
+  const size_t available = size_t(std::min<int64_t>(file.size(), kShardHeaderBytes));
+  file.read(0, bytes, available);
+  return parse_shard_header(bytes, available, uint64_t(file.size()), file.path());
 }
 
 template <class Id>
 void widen(const uint8_t* bytes, int64_t count, int32_t* out) {
-  const Id* ids = reinterpret_cast<const Id*>(bytes);  // 1024-byte header: aligned
+  const Id* ids = reinterpret_cast<const Id*>(bytes);  // a vector's memory: aligned
   std::copy(ids, ids + count, out);
 }
 
@@ -146,12 +150,7 @@ ShardHeader parse_shard_header(const uint8_t* data, size_t available, uint64_t f
   return out;
 }
 
-ShardHeader read_shard_header(const std::string& path) {
-  std::error_code error;
-  const bool empty = std::filesystem::file_size(path, error) == 0 && !error;
-  if (empty) return parse_shard_header(nullptr, 0, 0, path);  // which nothing can map
-  return parse_mapped(MappedFile(path));
-}
+ShardHeader read_shard_header(const std::string& path) { return read_header(ReadOnlyFile(path)); }
 
 void format_shard_header(const ShardHeader& header, uint8_t* out) {
   LOQAL_ASSERT(header.tokens >= 0 && header.tokens <= kMaxShardTokens, header.tokens);
@@ -170,35 +169,48 @@ void format_shard_header(const ShardHeader& header, uint8_t* out) {
   std::memcpy(out, h.w, sizeof h.w);
 }
 
-Shard::Shard(const std::string& path, int vocab_size, Ids ids)
-    : file_(path), header_(parse_mapped(file_)) {
-  if (ids == Ids::trust) return;
-  const int unlimited = INT_MAX, own = header_.vocab_size;
-  check_ids(std::min(vocab_size ? vocab_size : unlimited, own ? own : unlimited));
+Shard::Shard(const std::string& path, int vocab_size)
+    : file_(path), header_(read_header(file_)), limit_(INT_MAX) {
+  for (const int size : {vocab_size, header_.vocab_size})
+    if (size > 0) limit_ = std::min(limit_, size);
 }
 
-const uint8_t* Shard::ids() const {
-  return reinterpret_cast<const uint8_t*>(file_.data()) + kShardHeaderBytes;
+void Shard::read_bytes(int64_t begin, int64_t count, std::vector<uint8_t>* bytes) const {
+  const int64_t width = header_.bytes_per_token;
+  bytes->resize(size_t(count * width));
+  file_.read(kShardHeaderBytes + begin * width, bytes->data(), bytes->size());
 }
 
-void Shard::check_ids(int limit) const {
-  const int64_t bad = header_.bytes_per_token == 2
-                          ? find_bad_id<uint16_t>(ids(), header_.tokens, uint32_t(limit))
-                          : find_bad_id<uint32_t>(ids(), header_.tokens, uint32_t(limit));
+void Shard::check_ids(const std::vector<uint8_t>& bytes, int64_t begin) const {
+  const int width = header_.bytes_per_token;
+  const int64_t count = int64_t(bytes.size()) / width;
+  const int64_t bad = width == 2 ? find_bad_id<uint16_t>(bytes.data(), count, uint32_t(limit_))
+                                 : find_bad_id<uint32_t>(bytes.data(), count, uint32_t(limit_));
   if (bad < 0) return;
   uint32_t id = 0;
-  std::memcpy(&id, ids() + bad * header_.bytes_per_token, size_t(header_.bytes_per_token));
-  fail(cat(file_.path(), ": token ", bad, " has id ", id, ", expected below the vocabulary size ",
-           limit),
+  std::memcpy(&id, &bytes[size_t(bad * width)], size_t(width));
+  fail(cat(file_.path(), ": token ", begin + bad, " has id ", id,
+           ", expected below the vocabulary size ", limit_),
        "tokenize with the model's tokenizer, or give the model the shard's vocabulary (--vocab)");
 }
 
 void Shard::read(int64_t begin, int64_t count, int32_t* out) const {
   LOQAL_ASSERT(begin >= 0 && count >= 0 && begin + count <= header_.tokens, begin, "+", count,
                " of ", header_.tokens, " in ", file_.path());
-  const uint8_t* bytes = ids() + begin * header_.bytes_per_token;
-  header_.bytes_per_token == 2 ? widen<uint16_t>(bytes, count, out)
-                               : widen<uint32_t>(bytes, count, out);
+  std::vector<uint8_t> bytes;
+  read_bytes(begin, count, &bytes);
+  check_ids(bytes, begin);
+  header_.bytes_per_token == 2 ? widen<uint16_t>(bytes.data(), count, out)
+                               : widen<uint32_t>(bytes.data(), count, out);
+}
+
+void Shard::scan() const {
+  constexpr int64_t kPiece = 1 << 20;
+  std::vector<uint8_t> bytes;
+  for (int64_t begin = 0; begin < header_.tokens; begin += kPiece) {
+    read_bytes(begin, std::min(kPiece, header_.tokens - begin), &bytes);
+    check_ids(bytes, begin);
+  }
 }
 
 }  // namespace loqal

@@ -4,7 +4,9 @@
 // read as "unknown". Reference: karpathy/llm.c, dev/data/data_common.py and llmc/dataloader.h.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/file.h"
 
@@ -37,26 +39,27 @@ ShardHeader read_shard_header(const std::string& path);
 /// Fills out[1024]; the inverse of parse_shard_header.
 void format_shard_header(const ShardHeader& header, uint8_t* out);
 
-/// One shard, mapped read-only. Any number of threads may read.
+/// One open shard. It is read, not mapped: windows from all over a corpus would otherwise keep
+/// most of it in memory, and a file that shrinks would end the process instead of being an Error.
 class Shard {
  public:
-  enum class Ids { scan, trust };
-
-  /// Maps the file and, unless they are to be trusted, scans all its ids: Error with file, token
-  /// offset, id and vocabulary for an id >= vocab_size (of the model) or >= the header's own.
-  /// vocab_size 0: not known, no limit. Trust is for a file that was scanned before.
-  Shard(const std::string& path, int vocab_size, Ids ids = Ids::scan);
+  /// vocab_size: of the model; 0: not known, no limit. The header's own counts as well.
+  Shard(const std::string& path, int vocab_size);
 
   const ShardHeader& header() const { return header_; }
-  /// out[count] = tokens [begin, begin + count); the range must lie inside the shard.
+  /// out[count] = tokens [begin, begin + count); the range must lie inside the shard. Error with
+  /// file, token offset, id and vocabulary for an id outside the vocabulary.
   void read(int64_t begin, int64_t count, int32_t* out) const;
+  /// The same check of all ids.
+  void scan() const;
 
  private:
-  void check_ids(int limit) const;
-  const uint8_t* ids() const;
+  void read_bytes(int64_t begin, int64_t count, std::vector<uint8_t>* bytes) const;
+  void check_ids(const std::vector<uint8_t>& bytes, int64_t begin) const;
 
-  const MappedFile file_;
+  const ReadOnlyFile file_;
   const ShardHeader header_;
+  int limit_;  // ids are below it
 };
 
 }  // namespace loqal

@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string tmp_path(const std::string& path) { return path + ".tmp"; }
-
 /// Over the first bytes of a complete file.
 void write_header(const std::string& path, const ShardHeader& header) {
   uint8_t words[kShardHeaderBytes];
@@ -31,50 +29,64 @@ void write_header(const std::string& path, const ShardHeader& header) {
   if (!written) fail(cat(path, ": cannot write the header: ", std::strerror(error)));
 }
 
-/// Names of the form PREFIX_nnnnnn.bin or PREFIX_nnnnnn.bin.tmp on disk.
-std::vector<std::string> existing_shards(const std::string& prefix) {
-  const fs::path path(prefix);
-  const std::string stem = path.filename().string() + "_";
-  const fs::path parent = path.parent_path().empty() ? "." : path.parent_path();
-  std::vector<std::string> found;
-  for (const auto& entry : fs::directory_iterator(parent)) {
-    std::string rest = entry.path().filename().string();
-    if (!rest.starts_with(stem)) continue;
-    rest.erase(0, stem.size());
-    const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-    const std::string ending = rest.substr(digits);
-    if (digits < 6 || (ending != ".bin" && ending != ".bin.tmp")) continue;
-    found.push_back((path.parent_path() / entry.path().filename()).string());
-  }
-  return found;
+/// A shard holds whole rows.
+int64_t capacity(int64_t shard_tokens, int row_length) {
+  return row_length > 0 ? shard_tokens / row_length * row_length : shard_tokens;
 }
 
 }  // namespace
 
-std::string shard_path(const std::string& prefix, int64_t index) {
-  char number[32];
-  std::snprintf(number, sizeof number, "_%06lld.bin", static_cast<long long>(index));
-  return prefix + number;
-}
-
-void check_prefix(const std::string& prefix) {
-  const fs::path path(prefix), parent = path.parent_path();
-  if (path.filename().empty())
-    fail(cat("--out ", prefix, ": expected a file prefix, found a folder"));
-  if (!parent.empty()) create_directories(parent.string());
-}
-
-ShardWriter::ShardWriter(const std::string& prefix, const ShardHeader& header, int64_t shard_tokens)
-    : prefix_(prefix), header_(header), shard_tokens_(shard_tokens) {
-  LOQAL_ASSERT(header.vocab_size > 0 && shard_tokens > 0 && shard_tokens <= kMaxShardTokens,
-               header.vocab_size, " ", shard_tokens);
+ShardWriter::ShardWriter(const std::string& prefix, const ShardHeader& header, int64_t shard_tokens,
+                         const ShardProgress& from)
+    : prefix_(prefix), header_(header), shard_tokens_(capacity(shard_tokens, header.row_length)) {
+  LOQAL_ASSERT(header.vocab_size > 0 && shard_tokens_ > 0 && shard_tokens <= kMaxShardTokens,
+               header.vocab_size, " ", shard_tokens, " ", header.row_length);
   header_.bytes_per_token = bytes_per_token(header.vocab_size);
   check_prefix(prefix);
+  resume(from);
+}
+
+void ShardWriter::resume(const ShardProgress& from) {
+  for (const WrittenShard& shard : from.complete) {
+    header_.tokens = shard.tokens;
+    const std::string tmp = tmp_path(shard.path);
+    const ShardHeader found = read_shard_header(tmp);
+    if (found.tokens != shard.tokens || found.tokenizer_hash != header_.tokenizer_hash)
+      fail(cat(tmp, ": expected ", shard.tokens, " tokens, found ", found.tokens));
+    tokens_ += shard.tokens;
+  }
+  shards_ = from.complete;
+  if (from.tokens > 0) {
+    shards_.push_back({shard_path(prefix_, int64_t(shards_.size())), from.tokens, ""});
+    current_ = std::make_unique<FileWriter>(tmp_path(shards_.back().path), from.sum);
+    tokens_ += from.tokens;
+  }
+  for (const std::string& path : existing_shards(prefix_, ".tmp")) {
+    const bool ours = std::any_of(shards_.begin(), shards_.end(), [&](const WrittenShard& s) {
+      return fs::path(tmp_path(s.path)).filename() == fs::path(path).filename();
+    });
+    if (!ours) remove_tree(path);
+  }
 }
 
 ShardWriter::~ShardWriter() {
-  if (published_) return;
+  if (kept_) return;
   for (const WrittenShard& shard : shards_) unlink(tmp_path(shard.path).c_str());
+}
+
+ShardProgress ShardWriter::flush() {
+  ShardProgress progress{shards_, 0, {}};
+  if (current_) {
+    progress.sum = current_->flush();
+    progress.tokens = shards_.back().tokens;
+    progress.complete.pop_back();
+  }
+  return progress;
+}
+
+void ShardWriter::keep() {
+  if (current_) current_->keep();
+  kept_ = true;
 }
 
 void ShardWriter::open_next() {
@@ -88,8 +100,10 @@ void ShardWriter::open_next() {
 void ShardWriter::close_current() {
   current_->finish();
   current_.reset();
-  header_.tokens = shards_.back().tokens;
-  write_header(tmp_path(shards_.back().path), header_);
+  WrittenShard& shard = shards_.back();
+  header_.tokens = shard.tokens;
+  write_header(tmp_path(shard.path), header_);
+  shard.sha256 = sha256_file(tmp_path(shard.path));
 }
 
 void ShardWriter::write(std::span<const int32_t> ids) {
@@ -114,21 +128,21 @@ void ShardWriter::write(std::span<const int32_t> ids) {
 
 const std::vector<WrittenShard>& ShardWriter::finish() {
   if (current_) close_current();
-  for (WrittenShard& shard : shards_) shard.sha256 = sha256_file(tmp_path(shard.path));
   return shards_;
 }
 
-void ShardWriter::publish() {
-  for (const WrittenShard& shard : shards_) rename_path(tmp_path(shard.path), shard.path);
-  for (const std::string& path : existing_shards(prefix_)) {
-    // Names, not paths: "a//b" and "a/b" are the same folder.
-    const bool ours = std::any_of(shards_.begin(), shards_.end(), [&](const WrittenShard& s) {
-      return fs::path(s.path).filename() == fs::path(path).filename();
-    });
-    if (!ours && unlink(path.c_str()) != 0)
-      fail(cat(path, ": cannot remove this shard of an earlier run: ", std::strerror(errno)));
-  }
-  published_ = true;
+void ShardWriter::publish(const Json& manifest) {
+  LOQAL_ASSERT(!current_, prefix_, " is not finished");
+  Json whole = {{"format", "loqal tokens"}, {"version", 1}};
+  whole.update(manifest);
+  whole["tokens"] = tokens_;
+  whole["shards"] = Json::array();
+  for (const WrittenShard& shard : shards_)
+    whole["shards"].push_back({{"file", fs::path(shard.path).filename().string()},
+                               {"tokens", shard.tokens},
+                               {"sha256", shard.sha256}});
+  kept_ = true;  // from here on they are needed, come what may
+  publish_shards(prefix_, whole);
 }
 
 }  // namespace loqal

@@ -1,6 +1,6 @@
 // Writes PREFIX_000000.bin, PREFIX_000001.bin ... Nothing under a final name changes before all
-// shards are complete and on disk: they grow as *.tmp and are renamed together. An earlier run's
-// shards of the same prefix are replaced, and its surplus ones removed, in that same step.
+// shards are complete and on disk: they grow as *.tmp and get their names together, in publish().
+// An earlier run's shards of the same prefix are replaced, and its surplus ones removed, there.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/file.h"
+#include "core/json.h"
+#include "data/publish.h"
 #include "data/shard.h"
 
 namespace loqal {
@@ -19,12 +21,22 @@ struct WrittenShard {
   std::string sha256;  ///< of the whole file
 };
 
+/// How far a set of shards has come: what another process needs to go on with it.
+struct ShardProgress {
+  std::vector<WrittenShard> complete;  ///< as *.tmp, on disk
+  int64_t tokens = 0;                  ///< of the one behind them; 0: not begun
+  FileSum sum;                         ///< of its *.tmp
+};
+
 class ShardWriter {
  public:
-  /// `header` gives vocabulary, special ids and tokenizer hash (vocab_size > 0); count and width
-  /// are the writer's. A shard holds at most `shard_tokens`; a document may straddle two.
-  ShardWriter(const std::string& prefix, const ShardHeader& header, int64_t shard_tokens);
-  ~ShardWriter();  ///< removes the *.tmp files unless publish() was reached
+  /// `header` gives vocabulary, special ids, tokenizer hash (vocab_size > 0) and row length; count
+  /// and width are the writer's. A shard holds at most `shard_tokens`, and whole rows only if there
+  /// is a row length; otherwise a document may straddle two. Goes on behind `from`, whose files
+  /// must be as they were (Error if not); other *.tmp of this prefix are removed.
+  ShardWriter(const std::string& prefix, const ShardHeader& header, int64_t shard_tokens,
+              const ShardProgress& from = {});
+  ~ShardWriter();  ///< removes the *.tmp files, unless publish() or keep() was reached
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
@@ -32,27 +44,30 @@ class ShardWriter {
   void write(std::span<const int32_t> ids);
   int64_t tokens() const { return tokens_; }
 
-  /// Completes the *.tmp files (header, fsync) and hashes them.
+  /// Hands all that was written to the system; a killed process does not lose it.
+  ShardProgress flush();
+  /// The *.tmp stay, for a later writer that goes on from the last flush().
+  void keep();
+
+  /// Completes the *.tmp files.
   const std::vector<WrittenShard>& finish();
-  /// Gives them their names and removes the earlier run's surplus shards. After finish().
-  void publish();
+  /// After finish(): gives them their names, and writes PREFIX.json: format, version, the fields of
+  /// `manifest`, tokens and shards.
+  void publish(const Json& manifest = Json::object());
 
  private:
   void open_next();
   void close_current();
+  void resume(const ShardProgress& from);
 
   const std::string prefix_;
   ShardHeader header_;
   const int64_t shard_tokens_;
-  std::vector<WrittenShard> shards_;     // the last one is the current one
+  std::vector<WrittenShard> shards_;     // the last one is the current one, if there is one
   std::unique_ptr<FileWriter> current_;  // its *.tmp
   std::vector<uint8_t> narrow_;          // ids in the file's width
   int64_t tokens_ = 0;
-  bool published_ = false;
+  bool kept_ = false;
 };
 
-/// Error unless files PREFIX... can have their folder: before the work, not after.
-void check_prefix(const std::string& prefix);
-/// PREFIX_000042.bin
-std::string shard_path(const std::string& prefix, int64_t index);
 }  // namespace loqal

@@ -1,16 +1,17 @@
 #include "data/text_reader.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/suggest.h"
+#include "data/json_text.h"
 #include "data/utf8.h"
 
 namespace loqal {
 namespace {
 
 constexpr size_t kChunk = size_t(1) << 16;
+constexpr size_t kFirstPlaces = 5;
 constexpr const char* kUnreadable = "unreadable or damaged file";
 
 std::string separator_of(const ReadOptions& options) {
@@ -30,7 +31,16 @@ int64_t count_lines(std::string_view text) { return std::count(text.begin(), tex
 void SkipReport::add(const std::string& reason, const std::string& where) {
   Entry& entry = entries_[reason];
   entry.count++;
-  if (entry.first.size() < 5) entry.first.push_back(where);
+  if (entry.first.size() < kFirstPlaces) entry.first.push_back(where);
+}
+
+void SkipReport::add(const SkipReport& later) {
+  for (const auto& [reason, entry] : later.entries_) {
+    Entry& mine = entries_[reason];
+    mine.count += entry.count;
+    for (const std::string& where : entry.first)
+      if (mine.first.size() < kFirstPlaces) mine.first.push_back(where);
+  }
 }
 
 int64_t SkipReport::total() const {
@@ -170,28 +180,22 @@ bool TextReader::accept_json(std::string* document, Defect* defect) const {
   };
   if (line.find_first_not_of(" \t\r") == std::string::npos)
     return reject("empty line", "expected a JSON object");
-  nlohmann::json object;
-  try {
-    object = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& e) {
-    const std::string_view what = e.what();
-    return reject("malformed JSON", std::string(what.substr(what.find("] ") + 2)));  // less its tag
-  }
-  if (!object.is_object())
-    return reject("malformed JSON", cat("expected an object, found ", object.type_name()));
-  const auto field = object.find(options_.text_field);
-  if (field == object.end()) {
-    std::vector<std::string> names;
-    for (const auto& item : object.items()) names.push_back(item.key());
+  if (plain_json_text(line, options_.text_field, document)) return true;
+  JsonText found = read_json_text(line, options_.text_field);
+  if (!found.error.empty()) return reject("malformed JSON", found.error);
+  if (found.type.empty())
     return reject("missing text field", cat("no field '", options_.text_field, "'"),
-                  names.empty() ? ""
-                                : cat("--text-field names it; did you mean '",
-                                      closest(options_.text_field, names), "'?"));
-  }
-  if (!field->is_string())
-    return reject("text is no string", cat("'", options_.text_field, "' is ", field->type_name()));
-  *document = std::move(field->get_ref<std::string&>());
+                  found.names.empty() ? ""
+                                      : cat("--text-field names it; did you mean '",
+                                            closest(options_.text_field, found.names), "'?"));
+  if (found.type != "string")
+    return reject("text is no string", cat("'", options_.text_field, "' is ", found.type));
+  *document = std::move(found.text);
   return true;
+}
+
+std::string TextReader::file_sha256() {
+  return source_ ? source_->file_sha256() : sha256_file(path_);
 }
 
 }  // namespace loqal

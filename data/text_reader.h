@@ -35,6 +35,8 @@ class SkipReport {
     std::vector<std::string> first;
   };
   void add(const std::string& reason, const std::string& where);
+  void add(const SkipReport& later);
+  void set(const std::string& reason, const Entry& entry) { entries_[reason] = entry; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
   int64_t total() const;
 
@@ -78,6 +80,10 @@ class TextReader {
   /// a damaged stream ends its file.
   bool next(std::string* document);
   int64_t documents() const { return documents_; }  ///< returned so far
+  /// Bytes read from the file so far, of the compressed ones if it is gzip.
+  uint64_t file_offset() const { return source_ ? source_->file_offset() : 0; }
+  /// Of the whole file, computed in the same pass; call once, when next() has returned false.
+  std::string file_sha256();
 
  private:
   struct Defect {

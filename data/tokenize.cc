@@ -1,14 +1,23 @@
 #include "data/tokenize.h"
 
+#include <malloc.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
-#include <iomanip>
-#include <nlohmann/json.hpp>
+#include <mutex>
+#include <optional>
 
 #include "core/error.h"
 #include "core/file.h"
-#include "data/sha256.h"
+#include "core/format.h"
+#include "core/in_order.h"
+#include "data/document_encoder.h"
+#include "data/journal.h"
+#include "data/progress.h"
+#include "data/resume.h"
 #include "data/shard_writer.h"
 #include "data/tokenizer.h"
 
@@ -16,78 +25,131 @@ namespace loqal {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
-/// Which ids surround each document; -1: none.
-struct Separators {
-  int before = -1, second_before = -1, after = -1;  // bos, eos, eos
-  std::string description;
+constexpr int64_t kBatchBytes = int64_t(128) << 10;   // of text: some ten milliseconds of work
+constexpr int64_t kReadAhead = int64_t(16) << 20;     // of text that is not written yet
+constexpr int64_t kLongDocument = int64_t(64) << 10;  // shorter ones need no budget
+constexpr int64_t kLongBudget = int64_t(2) << 20;     // of long documents being encoded
+
+/// Documents of one input on their way from the reader to the shards.
+struct Batch {
+  int64_t bytes = 0;  // of text
+  int64_t read = 0;   // of all inputs, as they lie on disk, when this batch was complete
+  std::vector<std::string> documents;
+  std::vector<int32_t> ids;  // in place of the documents
+  Counts counts;
+  SkipReport skipped;
+  std::optional<Source> finished;  // the input ends with this batch
 };
 
-struct Counts {
-  int64_t documents = 0, empty = 0, bytes = 0, unknown = 0, text_tokens = 0;
-  int64_t sampled = 0, changed = 0;  // encode and decode again
-};
-
-constexpr int64_t kRoundTripSample = 200;
-
-Separators choose_separators(const TokenizeOptions& options, const Tokenizer& tokenizer) {
-  std::string bos = options.bos, eos = options.eos;
-  if (bos.empty() && eos.empty()) {
-    if (tokenizer.eos() >= 0) eos = tokenizer.eos_goes_before() ? "before" : "after";
-    else if (tokenizer.bos() >= 0) bos = "before";
+/// The inputs, batch by batch.
+class BatchReader {
+ public:
+  BatchReader(const TokenizeOptions& options, size_t first_input)
+      : options_(options), input_(first_input) {
+    for (size_t i = 0; i < first_input; i++) before_ += input_bytes(options.inputs[i]);
   }
-  if (bos.empty()) bos = "none";
-  if (eos.empty()) eos = "none";
-  const auto need = [&](const std::string& option, const std::string& value, int id) {
-    if (value != "none" && id < 0)
-      fail_usage(cat(option, " ", value, ": the tokenizer ", options.tokenizer, " has no ",
-                     option.substr(2), " id"),
-                 cat("give ", option, " none, or take another tokenizer"));
-  };
-  need("--bos", bos, tokenizer.bos());
-  need("--eos", eos, tokenizer.eos());
-  Separators s;
-  if (bos == "before") s.before = tokenizer.bos();
-  if (eos == "before") s.second_before = tokenizer.eos();
-  if (eos == "after") s.after = tokenizer.eos();
-  const auto id_text = [](const std::string& place, int id) {
-    return place == "none" ? place : cat(place, " (id ", id, ")");
-  };
-  s.description =
-      cat("bos ", id_text(bos, tokenizer.bos()), ", eos ", id_text(eos, tokenizer.eos()));
-  return s;
-}
 
-/// The run itself: one tokenizer, one writer, all inputs.
+  bool next(Batch* batch) {
+    if (input_ == options_.inputs.size()) return false;
+    const std::string& path = options_.inputs[input_];
+    if (!reader_) reader_ = std::make_unique<TextReader>(path, options_.read, &skipped_);
+    std::string document;
+    while (batch->bytes < kBatchBytes) {
+      if (options_.interrupted && options_.interrupted()) return false;
+      if (!reader_->next(&document)) {
+        batch->finished = describe_source(path);
+        batch->finished->sha256 = reader_->file_sha256();
+        batch->finished->documents = reader_->documents();
+        before_ += batch->finished->bytes;
+        reader_.reset();
+        input_++;
+        break;
+      }
+      batch->bytes += int64_t(document.size());
+      batch->documents.push_back(std::move(document));
+    }
+    batch->read = before_ + (reader_ ? int64_t(reader_->file_offset()) : 0);
+    std::swap(batch->skipped, skipped_);
+    return true;
+  }
+
+ private:
+  const TokenizeOptions& options_;
+  size_t input_;
+  int64_t before_ = 0;  // bytes of complete inputs
+  SkipReport skipped_;
+  std::unique_ptr<TextReader> reader_;  // of inputs[input_], once it is open
+};
+
+/// Encoding takes tens of bytes of memory a byte, so long documents share a budget; one that is
+/// larger than all of it waits until it is alone.
+class LongDocuments {
+ public:
+  template <class Work>
+  void run(int64_t bytes, const Work& work) {
+    if (bytes < kLongDocument) return work();
+    std::unique_lock lock(mutex_);
+    left_.wait(lock, [&] { return used_ == 0 || used_ + bytes <= kLongBudget; });
+    used_ += bytes;
+    lock.unlock();
+    work();
+    if (bytes > kLongBudget / 2) malloc_trim(0);  // or each thread keeps what its longest one took
+    lock.lock();
+    used_ -= bytes;
+    left_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable left_;
+  int64_t used_ = 0;
+};
+
+/// The run itself: one writer, all inputs.
 class Job {
  public:
   Job(const TokenizeOptions& options, std::ostream& log)
       : options_(options),
         log_(log),
         tokenizer_(load_tokenizer(options.tokenizer)),
-        separators_(choose_separators(options, *tokenizer_)),
-        writer_(options.out, header(), options.shard_tokens) {}
+        layout_(choose_layout(*tokenizer_, options.tokenizer, options.bos, options.eos,
+                              options.row_length)),
+        work_(describe_work(options, *tokenizer_, layout_)) {
+    if (options.row_length > options.shard_tokens)
+      fail_usage(cat("--pad-to ", options.row_length, " is more than --shard-tokens ",
+                     options.shard_tokens));
+    check_prefix(options.out);
+  }
 
   bool run() {
     log_ << "tokenizer  " << options_.tokenizer << ", vocabulary " << tokenizer_->vocab_size()
-         << "\nseparators " << separators_.description << "\n";
-    for (const std::string& input : options_.inputs)
-      if (!read_file(input)) return false;
-    if (writer_.tokens() == 0) {
-      print_skipped(skipped_, log_);
-      fail(cat("nothing to write: ", counts_.documents, " documents read, ", counts_.empty,
-               " of them empty, ", skipped_.total(), " skipped"),
-           "check the inputs");
+         << "\nseparators " << layout_.description << std::endl;
+    Journal journal(options_.out);
+    journal_ = &journal;
+    finish_publication(options_.out);
+    if (is_up_to_date(options_, work_)) {
+      journal.remove();
+      log_ << options_.out << ".json: up to date, nothing to do" << std::endl;
+      return true;
     }
-    const std::vector<WrittenShard>& shards = writer_.finish();
-    const std::string manifest = options_.out + ".json";
-    const std::string text = manifest_json(shards);
-    // No manifest at all, if the machine stops in here, rather than one that names other shards.
-    fs::remove(manifest);
-    writer_.publish();
-    write_file_atomic(manifest, text);
-    summarize(shards);
+    begin();
+    try {
+      process();
+    } catch (const Error& e) {
+      const bool kept = keep_or_clear();
+      throw Error(e.exit_code, e.what(),
+                  kept ? cat(e.hint, e.hint.empty() ? "" : "; ", resumable()) : e.hint);
+    }
+    if (sources_.size() < options_.inputs.size()) {
+      if (keep_or_clear()) log_ << "stopped: " << resumable() << std::endl;
+      return false;
+    }
+    check_result();
+    writer_->finish();
+    writer_->publish(manifest());
+    journal.remove();
+    summarize();
     return true;
   }
 
@@ -95,97 +157,140 @@ class Job {
   ShardHeader header() const {
     ShardHeader h;
     h.vocab_size = tokenizer_->vocab_size();
-    h.bos = tokenizer_->bos(), h.eos = tokenizer_->eos(), h.pad = tokenizer_->pad();
+    h.bos = tokenizer_->bos(), h.eos = tokenizer_->eos();
+    h.pad = layout_.row_length > 0 ? layout_.pad : tokenizer_->pad();
     h.tokenizer_hash = tokenizer_->hash();
+    h.row_length = layout_.row_length;
     return h;
   }
 
-  bool read_file(const std::string& path) {
-    TextReader reader(path, options_.read, &skipped_);
-    const int64_t tokens_before = writer_.tokens();
-    std::string document;
-    while (reader.next(&document)) {
-      if (options_.interrupted && options_.interrupted()) return false;
-      add(document);
+  /// Behind what an interrupted run has done, or from the start.
+  void begin() {
+    Resumed from = resumable_work(*journal_, options_, work_);
+    try {
+      writer_ = std::make_unique<ShardWriter>(options_.out, header(), options_.shard_tokens,
+                                              from.progress);
+    } catch (const Error& e) {
+      log_ << "starting over: " << e.what() << std::endl;
+      from = {};
+      writer_ = std::make_unique<ShardWriter>(options_.out, header(), options_.shard_tokens);
     }
-    sources_.push_back({{"path", path},
-                        {"bytes", fs::file_size(path)},
-                        {"sha256", sha256_file(path)},
-                        {"documents", reader.documents()}});
-    log_ << path << ": " << reader.documents() << " documents, " << writer_.tokens() - tokens_before
-         << " tokens" << std::endl;
+    journal_->cut(from.sources.empty() ? 0 : from.sources.size() + 1);
+    if (from.sources.empty()) journal_->append(work_);
+    else
+      log_ << "going on   behind " << from.sources.size() << " of " << options_.inputs.size()
+           << " inputs" << std::endl;
+    sources_ = std::move(from.sources);
+    counts_ = from.counts;
+    skipped_ = from.skipped;
+    complete_ = from.progress.complete.size();
+  }
+
+  void process() {
+    int64_t total = 0, done = 0;
+    for (size_t i = 0; i < options_.inputs.size(); i++) {
+      total += input_bytes(options_.inputs[i]);
+      if (i + 1 == sources_.size()) done = total;
+    }
+    Progress progress(log_, options_.terminal, total, done);
+    BatchReader reader(options_, sources_.size());
+    std::vector<DocumentEncoder> encoders;
+    for (int i = 0; i < options_.jobs; i++) encoders.emplace_back(tokenizer_->clone(), layout_);
+    LongDocuments long_documents;
+    const Counts before = counts_;
+    const auto encode = [&](int thread, Batch* batch) {
+      for (std::string& document : batch->documents)
+        long_documents.run(int64_t(document.size()), [&] {
+          encoders[size_t(thread)].append(document, &batch->ids, &batch->counts);
+          std::string().swap(document);
+        });
+    };
+    const auto write = [&](Batch* batch) {
+      writer_->write(batch->ids);
+      counts_.add(batch->counts);
+      skipped_.add(batch->skipped);
+      if (batch->finished) finish_input(*batch->finished);
+      progress.update(batch->read, counts_.bytes - before.bytes,
+                      counts_.documents - before.documents);
+    };
+    InOrder<Batch>({[&](Batch* batch) { return reader.next(batch); }, encode, write}, options_.jobs,
+                   kReadAhead)
+        .run();
+  }
+
+  void finish_input(const Source& source) {
+    const ShardProgress progress = writer_->flush();
+    journal_->append(journal_entry(source, counts_, skipped_, progress, complete_));
+    sources_.push_back(source);
+    complete_ = progress.complete.size();
+  }
+
+  /// After an interruption: what is complete stays for the next run, if there is anything. Else the
+  /// writer's destructor clears up.
+  bool keep_or_clear() {
+    if (sources_.empty()) {
+      journal_->remove();
+      return false;
+    }
+    writer_->keep();
     return true;
   }
 
-  void add(const std::string& document) {
-    counts_.documents++;
-    counts_.bytes += int64_t(document.size());
-    ids_.clear();
-    if (separators_.before >= 0) ids_.push_back(separators_.before);
-    if (separators_.second_before >= 0) ids_.push_back(separators_.second_before);
-    const std::vector<int32_t> text = tokenizer_->encode(document);
-    if (counts_.documents <= kRoundTripSample) {
-      counts_.sampled++;
-      counts_.changed += tokenizer_->decode(text) != document;
-    }
-    if (text.empty()) {
-      counts_.empty++;
-      return;
-    }
-    counts_.text_tokens += int64_t(text.size());
-    const int unk = tokenizer_->unk();
-    if (unk >= 0) counts_.unknown += std::count(text.begin(), text.end(), unk);
-    ids_.insert(ids_.end(), text.begin(), text.end());
-    if (separators_.after >= 0) ids_.push_back(separators_.after);
-    writer_.write(ids_);
+  std::string resumable() const {
+    return cat(sources_.size(), " of ", options_.inputs.size(),
+               " inputs are done: the same command goes on behind them, rm ", options_.out,
+               "*.tmp ", options_.out, ".partial clears them away");
   }
 
-  std::string manifest_json(const std::vector<WrittenShard>& shards) const {
-    Json m = {{"format", "loqal tokens"}, {"version", 1}};
-    m["tokenizer"] = {{"path", options_.tokenizer},
-                      {"vocab_size", tokenizer_->vocab_size()},
-                      {"hash", to_hex(tokenizer_->hash())}};
+  void check_result() {
+    const bool nothing = writer_->tokens() == 0;
+    if (!nothing && skipped_.total() <= counts_.documents + counts_.empty) return;
+    print_skipped(skipped_, log_);
+    journal_->remove();
+    const std::string found = cat(counts_.documents + counts_.empty, " documents read, ",
+                                  counts_.empty, " of them empty, ", skipped_.total(), " skipped");
+    if (nothing) fail(cat("nothing to write: ", found), "check the inputs");
+    fail(cat("more was skipped than read: ", found), "check the inputs and --text-field");
+  }
+
+  Json manifest() const {
+    Json m = work_;
+    m["tokenizer"]["path"] = options_.tokenizer;
     for (const std::string& file : tokenizer_->files())
       m["tokenizer"]["files"].push_back({{"path", file}, {"sha256", sha256_file(file)}});
-    m["options"] = {{"separators", separators_.description},
-                    {"split", options_.split},
-                    {"text_field", options_.read.text_field},
-                    {"max_doc_bytes", options_.read.max_doc_bytes},
-                    {"on_error", options_.read.skip_bad ? "skip" : "stop"},
-                    {"shard_tokens", options_.shard_tokens}};
-    m["sources"] = sources_;
-    m["documents"] = counts_.documents - counts_.empty;
-    m["empty"] = counts_.empty;
-    m["skipped"] = Json::object();
-    for (const auto& [reason, entry] : skipped_.entries()) m["skipped"][reason] = entry.count;
-    m["bytes"] = counts_.bytes;
-    m["tokens"] = writer_.tokens();
-    m["shards"] = Json::array();
-    for (const WrittenShard& s : shards)
-      m["shards"].push_back({{"file", fs::path(s.path).filename().string()},
-                             {"tokens", s.tokens},
-                             {"sha256", s.sha256}});
-    // Names of files need not be UTF-8.
-    return m.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    m["options"]["on_error"] = options_.read.skip_bad ? "skip" : "stop";
+    m["sources"] = Json::array();
+    for (const Source& source : sources_) m["sources"].push_back(to_json(source));
+    m.update(counts_.to_json());
+    m["skipped"] = to_json(skipped_);
+    return m;
   }
 
-  void summarize(const std::vector<WrittenShard>& shards) const {
-    const int64_t written = counts_.documents - counts_.empty;
-    log_ << "documents  " << written << " written, " << counts_.empty << " empty, "
+  void summarize() {
+    const auto percent = [](int64_t part, int64_t whole) {
+      return format("%.3g %%", 100.0 * double(part) / double(std::max<int64_t>(1, whole)));
+    };
+    const Counts& c = counts_;
+    const std::vector<WrittenShard>& shards = writer_->finish();
+    log_ << "documents  " << c.documents << " written, " << c.empty << " empty, "
          << skipped_.total() << " skipped\n";
     print_skipped(skipped_, log_);
-    log_ << "separators " << writer_.tokens() - counts_.text_tokens << "\n"
-         << "tokens     " << writer_.tokens() << " in " << shards.size()
-         << (shards.size() == 1 ? " shard, " : " shards, ") << std::setprecision(3)
-         << double(counts_.text_tokens) / double(std::max<int64_t>(1, counts_.bytes))
+    log_ << "separators " << c.separators << "\n"
+         << "tokens     " << writer_->tokens() << " in " << shards.size()
+         << (shards.size() == 1 ? " shard, " : " shards, ")
+         << format("%.3f", double(c.text_tokens) / double(std::max<int64_t>(1, c.bytes)))
          << " a byte of text\n";
+    if (layout_.row_length > 0)
+      log_ << "rows       of " << layout_.row_length << ": " << c.cut << " documents cut ("
+           << percent(c.cut, c.documents) << "), padding " << percent(c.padding, writer_->tokens())
+           << "\n";
     if (tokenizer_->unk() >= 0)
-      log_ << "unknown    " << counts_.unknown << " tokens ("
-           << 100.0 * double(counts_.unknown) / double(counts_.text_tokens) << " %)\n";
-    if (counts_.changed > 0)
-      log_ << "warning: the tokenizer changes text: " << counts_.changed << " of the first "
-           << counts_.sampled << " documents decode to something else\n";
-    log_ << "wrote      " << shards.front().path << (shards.size() > 1 ? " ... " : " ")
+      log_ << "unknown    " << c.unknown << " tokens (" << percent(c.unknown, c.text_tokens)
+           << ")\n";
+    log_ << "changed    " << c.changed << " documents ("
+         << percent(c.changed, c.documents + c.empty) << ") decode to another text"
+         << (c.changed > 0 ? ": the tokenizer does not keep every character" : "") << "\n"
+         << "wrote      " << shards.front().path << (shards.size() > 1 ? " ... " : " ")
          << (shards.size() > 1 ? shards.back().path + " " : "") << "and " << options_.out << ".json"
          << std::endl;
   }
@@ -193,12 +298,14 @@ class Job {
   const TokenizeOptions& options_;
   std::ostream& log_;
   const std::unique_ptr<Tokenizer> tokenizer_;
-  const Separators separators_;
-  ShardWriter writer_;
-  SkipReport skipped_;
+  const Layout layout_;
+  const Json work_;
+  Journal* journal_ = nullptr;
+  std::unique_ptr<ShardWriter> writer_;
+  std::vector<Source> sources_;  // complete ones
   Counts counts_;
-  Json sources_ = Json::array();
-  std::vector<int32_t> ids_;  // of one document
+  SkipReport skipped_;
+  size_t complete_ = 0;  // shards that the journal knows
 };
 
 }  // namespace

@@ -17,12 +17,19 @@ struct TokenizeOptions {
   ReadOptions read;
   std::string split = "file";  ///< as given, for the manifest
   int64_t shard_tokens = 100'000'000;
+  int row_length = 0;                 ///< of --pad-to: one document a row of so many tokens
+  int jobs = 1;                       ///< threads; the output does not depend on them
+  bool terminal = false;              ///< the log is one: progress is redrawn in place
   std::function<bool()> interrupted;  ///< asked between documents
 };
 
 /// Writes PREFIX_000000.bin ... and PREFIX.json; progress and a summary go to `log`. Nothing of an
-/// earlier run with this prefix changes unless everything was written. False if interrupted.
-/// Documents without tokens are counted, and get no separator. Error if no document has any.
+/// earlier run with this prefix changes unless everything was written. Documents without tokens are
+/// counted, and get no separator. Error if no document has any, or more are skipped than read.
+///
+/// False if interrupted. Then, as after an error or a kill, PREFIX.partial tells the same call
+/// which inputs are complete, and it goes on behind them. If PREFIX.json says that the same inputs
+/// (paths, sizes, times of change) were tokenized in the same way, nothing is done.
 bool tokenize(const TokenizeOptions& options, std::ostream& log);
 
 struct TrainSpmOptions {

@@ -1,5 +1,7 @@
 // ./tokenize: text to token shards, training of a SentencePiece model, a look into a shard.
 // Options and exit codes: design.md, section 3.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <csignal>
@@ -8,6 +10,8 @@
 
 #include "core/error.h"
 #include "core/suggest.h"
+#include "core/threads.h"
+#include "data/inspect.h"
 #include "data/shard.h"
 #include "data/tokenize.h"
 
@@ -37,7 +41,7 @@ struct CommandLine {
   std::string split = "file", on_error = "stop", shard_tokens = "1e8", spm_type = "unigram";
   uint64_t max_doc_bytes = uint64_t(16) << 20;
   bool train_spm = false;
-  std::string vocab;
+  std::string vocab, pad_to, jobs, verify;
   std::vector<std::string> show;
 };
 
@@ -54,6 +58,9 @@ void add_options(CLI::App& app, CommandLine* c) {
   app.add_option("--split", c->split,
                  "where plain-text documents end: file|line|blank|STRING [file]");
   auto* shard = app.add_option("--shard-tokens", c->shard_tokens, "tokens of one shard [1e8]");
+  auto* pad = app.add_option("--pad-to", c->pad_to,
+                             "one document a row of so many tokens, cut or padded [packed]");
+  auto* jobs = app.add_option("--jobs", c->jobs, "threads; the output is the same [all CPUs]");
   app.add_option("--on-error", c->on_error, "stop|skip: what a bad document does [stop]")
       ->check(CLI::IsMember({"stop", "skip"}));
   app.add_option("--text-field", c->run.read.text_field, "the JSON field that holds text [text]");
@@ -63,10 +70,11 @@ void add_options(CLI::App& app, CommandLine* c) {
   auto* vocab = app.add_option("--vocab", c->vocab, "its vocabulary size");
   auto* type = app.add_option("--spm-type", c->spm_type, "unigram|bpe [unigram]")
                    ->check(CLI::IsMember({"unigram", "bpe"}));
-  for (auto* option : {tokenizer, bos, eos, shard}) train->excludes(option);
+  for (auto* option : {tokenizer, bos, eos, shard, pad, jobs}) train->excludes(option);
   train->needs(vocab);
   for (auto* option : {vocab, type}) option->needs(train);
-  app.add_option("--show", c->show, "FILE N: header and first N tokens of a shard; alone")
+  app.add_option("--verify", c->verify, "PREFIX.json: are all its shards as they were written?");
+  app.add_option("--show", c->show, "FILE N: document N of a shard (from 0), as ids and text")
       ->expected(2);
 }
 
@@ -82,11 +90,16 @@ void check_extras(const CLI::App& app) {
     }
 }
 
-void check_show_is_alone(const CLI::App& app) {
-  if (app.count("--show") == 0) return;
-  for (const CLI::Option* option : app.get_options())
-    if (option->count() > 0 && option->get_name() != "--show")
-      fail_usage(cat("--show FILE N stands alone, found ", option->get_name(), " too"));
+/// --verify stands alone, and so does --show but for the tokenizer to read with.
+void check_alone(const CLI::App& app) {
+  for (const std::string mode : {"--verify", "--show"}) {
+    if (app.count(mode) == 0) continue;
+    for (const CLI::Option* option : app.get_options()) {
+      const bool fits = mode == "--show" && option->get_name() == "--tokenizer";
+      if (option->count() > 0 && option->get_name() != mode && !fits)
+        fail_usage(cat(mode, " stands alone, found ", option->get_name(), " too"));
+    }
+  }
 }
 
 /// The texts into values, and what the parser cannot know about combinations.
@@ -94,7 +107,7 @@ void complete(CommandLine* c) {
   const auto need = [](bool given, const char* option) {
     if (!given) fail_usage(cat(option, " is missing"), "./tokenize --help lists the options");
   };
-  if (!c->show.empty()) return;
+  if (!c->show.empty() || !c->verify.empty()) return;
   if (!c->train_spm) need(!c->run.tokenizer.empty(), "--tokenizer");
   need(!c->run.out.empty(), "--out");
   need(!c->run.inputs.empty(), "INPUT");
@@ -113,27 +126,18 @@ void complete(CommandLine* c) {
     fail_usage(cat("--max-doc-bytes ", c->max_doc_bytes, ": expected 1 to ", kLimit));
   read.max_doc_bytes = int64_t(c->max_doc_bytes);
   c->run.shard_tokens = parse_count("--shard-tokens", c->shard_tokens, 1, kMaxShardTokens);
-}
-
-void show_shard(const std::string& path, int64_t count) {
-  const Shard shard(path, 0);
-  const ShardHeader& h = shard.header();
-  std::printf("%s: %lld tokens of %d bytes\n", path.c_str(), static_cast<long long>(h.tokens),
-              h.bytes_per_token);
-  if (h.vocab_size > 0)
-    std::printf("vocabulary %d, bos %d, eos %d, pad %d, tokenizer %016llx, row length %d\n",
-                h.vocab_size, h.bos, h.eos, h.pad,
-                static_cast<unsigned long long>(h.tokenizer_hash), h.row_length);
-  else std::puts("vocabulary and tokenizer unknown (written by llm.c)");
-  std::vector<int32_t> ids(size_t(std::min(count, h.tokens)));
-  shard.read(0, int64_t(ids.size()), ids.data());
-  for (const int32_t id : ids) std::printf("%d ", id);
-  std::puts("");
+  if (!c->pad_to.empty()) c->run.row_length = int(parse_count("--pad-to", c->pad_to, 4, 1 << 20));
+  c->run.jobs = c->jobs.empty() ? usable_cpus() : int(parse_count("--jobs", c->jobs, 1, 256));
 }
 
 int run(const CommandLine& c) {
   if (!c.show.empty()) {
-    show_shard(c.show[0], parse_count("--show N", c.show[1], 0, kMaxShardTokens));
+    const int64_t number = parse_count("--show FILE N: N is", c.show[1], 0, kMaxShardTokens);
+    show_document(c.show[0], number, c.run.tokenizer, std::cout);
+    return 0;
+  }
+  if (!c.verify.empty()) {
+    verify_shards(c.verify, std::cout);
     return 0;
   }
   if (c.train_spm) {
@@ -142,10 +146,11 @@ int run(const CommandLine& c) {
     return 0;
   }
   TokenizeOptions options = c.run;
+  options.terminal = isatty(STDOUT_FILENO);
   options.interrupted = [] { return g_signal != 0; };
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int s) { g_signal = s; });
   if (tokenize(options, std::cout)) return 0;
-  std::cerr << "tokenize: stopped by signal " << g_signal << ", nothing written" << std::endl;
+  std::cerr << "tokenize: stopped by signal " << g_signal << std::endl;
   return 128 + g_signal;
 }
 
@@ -163,7 +168,7 @@ int main_checked(int argc, char** argv) {
     fail_usage(e.what(), "./tokenize --help lists the options");
   }
   check_extras(app);
-  check_show_is_alone(app);
+  check_alone(app);
   complete(&c);
   return run(c);
 }

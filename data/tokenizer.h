@@ -12,16 +12,22 @@
 
 namespace loqal {
 
-/// Not thread-safe (it may cache words): one per thread.
+/// Not thread-safe (it may cache words): one per thread, see clone().
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
+  /// The same tokenizer for another thread; what does not change is shared.
+  virtual std::unique_ptr<Tokenizer> clone() const = 0;
 
   /// Ids of valid UTF-8. No bos or eos is added, and text that looks like a special token
   /// ("</s>", "<|endoftext|>") never becomes its id.
   virtual std::vector<int32_t> encode(std::string_view text) = 0;
   /// Error for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  /// decode(ids) == text, perhaps cheaper: `ids` are encode(text).
+  virtual bool restores(std::span<const int32_t> ids, std::string_view text) const {
+    return decode(ids) == text;
+  }
 
   virtual int vocab_size() const = 0;
   virtual int bos() const = 0;  ///< -1: none; as eos, pad and unk

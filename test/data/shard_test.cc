@@ -100,25 +100,27 @@ TEST_F(ShardTest, AnEarlierRunIsReplacedOnlyOnSuccess) {
     writer.finish();
   }  // not published
   EXPECT_EQ(read("t_000000.bin"), old);
-  EXPECT_EQ(names().size(), 5u);
+  EXPECT_EQ(names().size(), 6u);
   write_shards(std::vector<int32_t>(50, 8), 100, 30);
-  EXPECT_EQ(names(), (std::vector<std::string>{"t_000000.bin", "t_000001.bin", "t_extra.bin"}));
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"t.json", "t_000000.bin", "t_000001.bin", "t_extra.bin"}));
 }
 
 // D1: one id equal to the vocabulary size, and 65535.
 TEST_F(ShardTest, ScanNamesFileOffsetIdAndVocabulary) {
   std::vector<uint16_t> ids(40000, 511);
   write("good.bin", llmc_shard(ids));
-  EXPECT_NO_THROW(Shard(path("good.bin"), 512));
+  EXPECT_NO_THROW(Shard(path("good.bin"), 512).scan());
   ids[33333] = 512;
   write("eq.bin", llmc_shard(ids));
-  EXPECT_ERROR(Shard(path("eq.bin"), 512), "eq.bin", "token 33333", "id 512", "size 512");
+  EXPECT_ERROR(Shard(path("eq.bin"), 512).scan(), "eq.bin", "token 33333", "id 512", "size 512");
   ids[33333] = 511, ids.back() = 65535;
   write("max.bin", llmc_shard(ids));
-  EXPECT_ERROR(Shard(path("max.bin"), 512), "max.bin", "token 39999", "id 65535", "size 512");
+  EXPECT_ERROR(Shard(path("max.bin"), 512).scan(), "max.bin", "token 39999", "id 65535",
+               "size 512");
   // The header's own vocabulary counts as well.
   write("own.bin", llmc_shard<uint16_t>({1, 9}, {{3, 0x6c61716c}, {4, 1}, {5, 9}}));
-  EXPECT_ERROR(Shard(path("own.bin"), 512), "token 1", "id 9", "size 9");
+  EXPECT_ERROR(Shard(path("own.bin"), 512).scan(), "token 1", "id 9", "size 9");
 }
 
 // D4: every wrong file is one line with path, expected and found.

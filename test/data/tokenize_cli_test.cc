@@ -1,13 +1,7 @@
-// ./tokenize as the user runs it: exit codes, messages, files. The binary is in $LOQAL_BIN_DIR [.].
-#include <sys/wait.h>
-#include <nlohmann/json.hpp>
-
-#include <cstdlib>
+#include "test/data/tokenize_cli.h"
 
 #include "core/suggest.h"
 #include "data/sha256.h"
-#include "data/shard.h"
-#include "test/data/data_test_util.h"
 
 namespace loqal {
 namespace {
@@ -18,59 +12,6 @@ TEST(Suggest, Closest) {
   EXPECT_EQ(closest("--vocb", {"--vocab", "--out", "--bos"}), "--vocab");
   EXPECT_EQ(closest("x", {}), "");
 }
-
-struct Result {
-  int exit_code;
-  std::string output;  // stdout and stderr
-};
-
-class TokenizeCli : public DataTest {
- protected:
-  /// The test's folder holds gpt2/, a byte-level tokenizer: ids 0..255, <|endoftext|> 256.
-  TokenizeCli() {
-    std::filesystem::create_directory(path("gpt2"));
-    nlohmann::json vocabulary = {{"<|endoftext|>", 256}};
-    int other = 256;
-    for (int b = 0; b < 256; b++) {
-      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b != 173);
-      const int c = printable ? b : other++;
-      const std::string utf8 = c < 128 ? std::string(1, char(c))
-                                       : std::string{char(0xC0 | c >> 6), char(0x80 | (c & 63))};
-      vocabulary[utf8] = b;
-    }
-    write("gpt2/encoder.json", vocabulary.dump());
-    write("gpt2/vocab.bpe", "#version: 0.2\n");
-  }
-
-  Result run(const std::string& arguments, const std::string& before = "") {
-    const char* folder = std::getenv("LOQAL_BIN_DIR");
-    const auto binary = std::filesystem::absolute(folder ? folder : ".") / "tokenize";
-    EXPECT_TRUE(std::filesystem::exists(binary)) << binary;
-    const std::string command =
-        cat("cd ", dir_.string(), " && ", before, " ", binary.string(), " ", arguments, " 2>&1");
-    FILE* pipe = popen(command.c_str(), "r");
-    Result result;
-    char buffer[4096];
-    while (const size_t n = fread(buffer, 1, sizeof buffer, pipe)) result.output.append(buffer, n);
-    const int status = pclose(pipe);
-    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return result;
-  }
-
-  void expect(const std::string& arguments, int exit_code, const std::vector<std::string>& parts) {
-    const Result r = run(arguments);
-    EXPECT_EQ(r.exit_code, exit_code) << arguments << "\n" << r.output;
-    for (const std::string& part : parts)
-      EXPECT_NE(r.output.find(part), std::string::npos) << part << " in:\n" << r.output;
-  }
-
-  std::vector<int32_t> ids(const std::string& name) const {
-    const Shard shard(path(name), 0);
-    std::vector<int32_t> out(size_t(shard.header().tokens));
-    shard.read(0, int64_t(out.size()), out.data());
-    return out;
-  }
-};
 
 TEST_F(TokenizeCli, WritesShardsAndManifest) {
   write("a.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"\"}\n{\"text\":\"c\"}\n");
@@ -88,7 +29,7 @@ TEST_F(TokenizeCli, WritesShardsAndManifest) {
   EXPECT_EQ(m["shards"][2]["sha256"], sha256_file(path("t_000002.bin")));
   EXPECT_EQ(m["sources"][0]["sha256"], sha256_file(path("a.jsonl")));
   EXPECT_EQ(m["tokenizer"]["vocab_size"], 257);
-  expect("--show t_000001.bin 2", 0, {"3 tokens of 2 bytes", "vocabulary 257", "256 99 \n"});
+  expect("--verify t.json", 0, {"t.json: 3 shards, 7 tokens, as written"});
   // Again with one shard: the surplus ones of the earlier run go.
   expect("--tokenizer gpt2 --out t --eos after --bos before a.jsonl b.txt", 0, {"separators 6"});
   EXPECT_EQ(names(),
@@ -140,23 +81,87 @@ TEST_F(TokenizeCli, FullDiskIsReportedAndLeavesNothing) {
   EXPECT_EQ(names(), (std::vector<std::string>{"a.txt", "gpt2"}));
 }
 
-TEST_F(TokenizeCli, SignalsLeaveTheEarlierRun) {
-  write("a.txt", "old");
-  expect("--tokenizer gpt2 --out t a.txt", 0, {});
-  const std::string old = read("t_000000.bin");
-  // Enough work for minutes, so that the signal always meets it. (A background job of a shell
-  // ignores SIGINT, so `timeout` sends it.)
-  std::string inputs;
-  write("big.txt", std::string(1 << 20, 'x') + "\n");
-  for (int i = 0; i < 3000; i++) inputs += " big.txt";
-  for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
-    const Result r = run("--tokenizer gpt2 --out t --split line" + inputs,
-                         cat("timeout --preserve-status -s ", signal, " 0.5"));
-    EXPECT_EQ(r.exit_code, code) << r.output.substr(0, 2000);
-    EXPECT_EQ(read("t_000000.bin"), old);
-    EXPECT_EQ(names(),
-              (std::vector<std::string>{"a.txt", "big.txt", "gpt2", "t.json", "t_000000.bin"}));
+// D22 and the rest of shared/cases/reports.md, part A, on the inputs that come with it.
+TEST_F(TokenizeCli, SharedCases) {
+  const std::string cases = std::filesystem::absolute("../shared/cases/inputs").string() + "/";
+  if (!std::filesystem::exists(cases)) GTEST_SKIP() << "no " << cases;
+  const auto run_on = [&](const std::string& input, int code, std::vector<std::string> parts,
+                          const std::string& options = "") {
+    expect(cat("--tokenizer gpt2 --out t ", options, " ", cases, input), code, parts);
+  };
+  run_on("r01_good.json.gz", 0, {"400 written, 0 empty, 0 skipped", "separators 400"});
+  run_on("r02_cut.json.gz", 1, {"r02_cut.json.gz: damaged gzip", "at byte 13122", "documents"});
+  run_on("r02_cut.json.gz", 0, {"1 skipped", "unreadable or damaged"}, "--on-error skip");
+  run_on("r03_badcrc.json.gz", 1, {"incorrect data check", "after 400 documents"});
+  run_on("r04_html.json.gz", 1, {"HTML", "download it again"});
+  run_on("r06_longline.json.gz", 0, {"3 written"});
+  run_on("r07_roundtrip.json.gz", 0, {"10 written, 1 empty", "changed    0"});
+  run_on("r08_alllong.json.gz", 0, {"0 skipped"});
+  run_on("r10_val_empty.json.gz", 1, {"nothing to write"});
+#if LOQAL_SENTENCEPIECE
+  expect(cat("--train-spm --vocab 32000 --split line --out m ", cases, "r09_tiny.txt"), 1,
+         {"--vocab 32000", "pieces at most", "hint: --vocab "});
+  EXPECT_FALSE(std::filesystem::exists(path("m.model")));
+#endif
+}
+
+TEST_F(TokenizeCli, PaddedRows) {
+  write("a.jsonl", "{\"text\":\"abcdefgh\"}\n{\"text\":\"\"}\n{\"text\":\"x\"}\n");
+  write("b.txt", "abc");
+  expect("--tokenizer gpt2 --out t --pad-to 5 a.jsonl b.txt", 2, {"no pad id", "--eos after"});
+  expect("--tokenizer gpt2 --out t --pad-to 5 --eos after --shard-tokens 4 a.jsonl", 2,
+         {"--pad-to 5", "--shard-tokens 4"});
+  expect("--tokenizer gpt2 --out t --pad-to 5 --eos after --shard-tokens 14 a.jsonl b.txt", 0,
+         {"3 written, 1 empty", "tokens     15 in 2 shards", "1 documents cut (33.3 %)",
+          "padding 26.7 %"});
+  // Hugging Face's truncation: the end of the text goes, eos stays.
+  EXPECT_EQ(ids("t_000000.bin"),
+            (std::vector<int32_t>{'a', 'b', 'c', 'd', 256, 'x', 256, 256, 256, 256}));
+  EXPECT_EQ(ids("t_000001.bin"), (std::vector<int32_t>{'a', 'b', 'c', 256, 256}));
+  const ShardHeader h = read_shard_header(path("t_000001.bin"));
+  EXPECT_EQ(h.row_length, 5);
+  EXPECT_EQ(h.pad, 256);
+  expect("--show t_000000.bin 1", 0,
+         {"row 1, tokens 5 to 9", "120 256 256 256 256", "text       x\n"});
+  expect("--show t_000000.bin 2", 1, {"has 2 rows", "number 2"});
+}
+
+TEST_F(TokenizeCli, ShowFindsDocuments) {
+  write("a.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n{\"text\":\"defg\"}\n");
+  for (const std::string eos : {"before", "after"}) {
+    expect("--tokenizer gpt2 --out t --shard-tokens 8 a.jsonl --eos " + eos, 0, {});
+    expect("--show t_000000.bin 0", 0,
+           {"vocabulary 257", "document 0, tokens 0 to 2", "text       ab\n"});
+    expect("--show t_000000.bin 1", 0, {"document 1, tokens 3 to 4", "text       c\n"});
+    expect("--show t_000000.bin 3", 1, {"has 3 documents"});
   }
+  expect("--show t_000001.bin 0", 0, {"document 0, tokens 0 to 1", "text       g\n"});
+  std::filesystem::rename(path("gpt2"), path("elsewhere"));
+  expect("--show t_000000.bin 1", 0, {"99 256", "--tokenizer shows the text"});
+  expect("--show t_000000.bin 1 --tokenizer elsewhere", 0, {"text       c\n"});
+  write("plain.bin", llmc_shard<uint16_t>({256, 'a', 256, 'b', 'c'}));
+  expect("--show plain.bin 0", 1, {"--tokenizer names the tokenizer"});
+  expect("--show plain.bin 1 --tokenizer elsewhere", 0, {"unknown", "text       bc\n"});
+}
+
+TEST_F(TokenizeCli, VerifyNamesEveryDifference) {
+  write("a.jsonl", json_lines(1, 40));
+  expect("--tokenizer gpt2 --out t --shard-tokens 2000 a.jsonl", 0, {});
+  expect("--verify t.json", 0, {"as written"});
+  const std::string good = read("t_000001.bin");
+  std::string bad = good;
+  bad[3000] = char(bad[3000] ^ 1);  // another valid id
+  write("t_000001.bin", bad);
+  expect("--verify t.json", 1, {"t_000001.bin: expected SHA-256", "1 differences"});
+  write("t_000001.bin", good.substr(0, good.size() - 2));
+  std::filesystem::remove(path("t_000002.bin"));
+  write("t_000099.bin", good);
+  expect("--verify t.json", 1,
+         {"t_000001.bin: expected 5024 bytes", "t_000002.bin: cannot open",
+          "t_000099.bin: t.json does not name this shard", "3 differences"});
+  expect("--verify t_000000.bin", 2, {"PREFIX.json"});
+  expect("--verify gpt2/encoder.json", 1, {"expected a manifest"});
+  expect("--verify t.json --out t", 2, {"--verify stands alone", "--out"});
 }
 
 }  // namespace

@@ -203,6 +203,8 @@ TEST_F(SpmTest, TrainedModelsKeepText) {
                                    "\xef\xb8\xb0 \xef\xac\x81 caf\xc3\xa9 \xf0\x9f\x98\x80"}) {
       const Ids ids = t->encode(text);
       EXPECT_EQ(t->decode(ids), text) << type;
+      EXPECT_TRUE(t->restores(ids, text)) << text;
+      EXPECT_FALSE(t->restores(ids, text + "x")) << text;
       for (const int32_t id : ids) EXPECT_GT(id, 2) << text;
     }
     EXPECT_ERROR(t->decode(Ids{320}), "id 320", "has 320");
@@ -284,6 +286,9 @@ TEST_F(ReferenceTest, GoldenTokenizations) {
       const Ids ids = t->encode(c["text"].get<std::string>());
       EXPECT_EQ(ids, c["ids"].get<Ids>()) << name;
       EXPECT_EQ(t->decode(ids), c["decoded"].get<std::string>()) << name;
+      const auto text = c["text"].get<std::string>();
+      EXPECT_EQ(t->restores(ids, text), t->decode(ids) == text) << name << ": " << text;
+      EXPECT_EQ(t->clone()->encode(text), ids);
     }
   }
 }
