@@ -37,7 +37,7 @@ endif
 HASH := \#
 probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
-ifneq ($(filter-out help clean quickstart test sanitize bench format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean quickstart test test-long sanitize bench bench-data format,$(or $(MAKECMDGOALS),all)),)
   ifndef WITH_DNNL
     WITH_DNNL := $(call probe,dnnl.hpp,-ldnnl -fopenmp)
   endif
@@ -59,7 +59,7 @@ LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc da
 TEST_SRC := $(wildcard test/*/*_test.cc)
 ifeq ($(MODE),tsan)  # what starts threads, and one step of each model
   LIB_SRC  := $(filter core/% ops/% optim/% model/%,$(LIB_SRC))
-  TEST_SRC := test/core/threads_test.cc $(wildcard test/ops/*_test.cc) test/model/parity_test.cc
+  TEST_SRC := test/core/threads_test.cc test/core/in_order_test.cc $(wildcard test/ops/*_test.cc) test/model/parity_test.cc
 endif
 LIB_OBJ  := $(LIB_SRC:%.cc=$(BUILD)/%.o)
 TEST_OBJ := $(TEST_SRC:%.cc=$(BUILD)/%.o)
@@ -67,7 +67,7 @@ DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/to
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
-.PHONY: FORCE all test-programs test quickstart bench lint format sanitize clean help summary
+.PHONY: FORCE all test-programs test test-long quickstart bench bench-data lint format sanitize clean help summary
 .DELETE_ON_ERROR:
 
 all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
@@ -81,7 +81,7 @@ $(BIN)/tokenize: $(BUILD)/data/tokenize_main.o $(LIB_OBJ)
 $(BUILD)/run_tests: $(TEST_OBJ) $(LIB_OBJ)
 	$(CXX) $(CXXFLAGS) $^ -o $@ -lgtest -lgtest_main $(LDLIBS)
 
-$(BUILD)/step_bench: $(BUILD)/test/bench/step_bench.o $(LIB_OBJ)
+$(BUILD)/%_bench: $(BUILD)/test/bench/%_bench.o $(LIB_OBJ)
 	$(CXX) $(CXXFLAGS) $^ -o $@ $(LDLIBS)
 
 # Rewritten only when the flags change, a newly installed library among them: then all is compiled again.
@@ -133,12 +133,35 @@ sanitize:             ## the tests under ASan+UBSan, the threaded ones under TSa
 	@$(MAKE) --no-print-directory -j$(JOBS) MODE=tsan build/tsan/run_tests
 	build/tsan/run_tests --gtest_brief=1 --gtest_filter='$(TSAN_TESTS)'
 ASAN_TESTS := *-Memory*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
-TSAN_TESTS := ThreadPool*:Threads*:*Parity*
+TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json
 	@scripts/install_deps.sh bench
 	@$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/step_bench
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(PYTHON) test/bench/compare.py --bench $(BUILD)/step_bench --out build/bench.json
+
+bench-data:           ## ./tokenize against a Python pipeline and the bare SentencePiece library
+	@scripts/install_deps.sh bench
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BIN)/tokenize $(BUILD)/spm_bench
+	@$(PYTHON) test/bench/tokenize_compare.py --bench $(BUILD)/spm_bench
+
+test-long:            ## minutes: a 1 GiB input in bounded memory, the readers under libFuzzer (needs clang)
+	@scripts/install_deps.sh long
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BIN)/tokenize
+	$(PYTHON) test/long/tokenize_memory.py
+	@if command -v $(CLANG) >/dev/null; then $(MAKE) --no-print-directory $(FUZZERS:%=run_%); \
+	  else echo "left out: fuzzing needs $(CLANG) with libFuzzer (apt install clang)"; fi
+CLANG    := clang++
+FUZZERS  := fuzz_text fuzz_json fuzz_shard
+FUZZ_SRC := $(addprefix data/,byte_source.cc json_text.cc sha256.cc shard.cc sniff.cc text_reader.cc) core/file.cc
+
+build/fuzz/fuzz_%: test/fuzz/fuzz_%.cc $(FUZZ_SRC) $(wildcard core/*.h data/*.h)
+	@mkdir -p $(@D)
+	$(CLANG) -std=c++20 -I. -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(filter %.cc,$^) -o $@ -lz
+run_fuzz_%: build/fuzz/fuzz_%
+	@$(PYTHON) test/fuzz/seeds.py build/fuzz/seeds && mkdir -p build/fuzz/corpus_$*
+	build/fuzz/fuzz_$* -max_total_time=60 -print_final_stats=1 -verbosity=0 -close_fd_mask=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus_$* build/fuzz/seeds/fuzz_$*
 
 lint:                 ## clang-tidy and cppcheck
 	@scripts/install_deps.sh lint

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Says which Debian or Ubuntu packages are missing, then installs them (with sudo if needed).
 #
-#   scripts/install_deps.sh [NEED]...      NEED: build quickstart c4 test bench lint all   [build]
+#   scripts/install_deps.sh [NEED]...      NEED: build quickstart c4 test bench long lint all   [build]
 #   NO_INSTALL=1                           only says what is missing
 #
 # The sanitizers need nothing of their own: their libraries come with g++.
@@ -33,6 +33,8 @@ test        python3-pandas        the README's lines that read a log
 bench       libbenchmark-dev      timing
 bench       libopenblas0-pthread  baseline of matrix products
 bench       python3-torch         baseline of training
+bench       python3-sentencepiece baseline of tokenization
+long        clang                 fuzzing (libFuzzer)
 lint        clang-tidy            make lint
 lint        clang-format          make format
 lint        cppcheck              make lint
@@ -47,9 +49,10 @@ expand() {
     c4) echo build c4 ;;
     test) echo build quickstart c4 test ;;
     bench) echo build bench ;;
+    long) echo build long ;;
     lint) echo lint ;;
-    all) echo build quickstart c4 test bench lint ;;
-    *) fail "unknown need \"$1\"; expected build, quickstart, c4, test, bench, lint or all" ;;
+    all) echo build quickstart c4 test bench long lint ;;
+    *) fail "unknown need \"$1\"; expected build, quickstart, c4, test, bench, long, lint or all" ;;
   esac
 }
 

@@ -88,6 +88,7 @@ TEST_F(TokenizeResume, KilledTwentyTimes) {
   int killed = 0, resumed = 0;
   for (uint64_t i = 0; i < 20; i++) {
     if (std::filesystem::exists(path("t.json"))) remove_set();
+    fflush(stdout);  // or the child prints it again
     const pid_t child = fork();
     if (child == 0) {
       if (chdir(dir_.c_str()) != 0 || !freopen("log", "w", stdout)) _exit(1);
