@@ -1,5 +1,6 @@
 #include "data/loader.h"
 
+#include <chrono>
 #include <map>
 #include <set>
 
@@ -100,6 +101,38 @@ TEST_F(LoaderTest, SeekResumesExactlyAndBatchesCrossEpochs) {
   TrainLoader resumed(data, 4, 4, 9);
   resumed.seek(position);
   EXPECT_EQ(rows(resumed, 4, 4, 30), rest);
+}
+
+// Two thousand shards of 2^31 - 1 tokens, 8 TiB: sparse files, in which ids are 0 but in the last
+// window. Whatever grows with the tokens would not end; positions lie beyond 32 bits of windows,
+// and beyond 4 GiB in a file.
+TEST_F(LoaderTest, StartUpDoesNotGrowWithTheCorpus) {
+  constexpr int kShards = 2000, T = 1024;
+  constexpr int64_t kTokens = (int64_t(1) << 31) - 1, kWindows = (kTokens - 1) / T;
+  const std::string header =
+      llmc_shard<uint16_t>({}, {{2, int32_t(kTokens)}, {3, 0x6c61716c}, {4, 1}, {5, 9}});
+  for (int s = 0; s < kShards; s++) {
+    write(cat("s_", 100000 + s, ".bin"), header);
+    std::filesystem::resize_file(path(cat("s_", 100000 + s, ".bin")), 1024 + 2 * kTokens);
+  }
+  std::fstream last(path("s_101999.bin"), std::ios::in | std::ios::out | std::ios::binary);
+  last.seekp(1024 + 2 * (kWindows * T));
+  last.put(7);
+  last.close();
+  const auto start = std::chrono::steady_clock::now();
+  Corpus data({path("s_*.bin")}, "training", 9);
+  ASSERT_EQ(data.windows(T), kShards * kWindows);
+  TrainLoader loader(data, 8, T, 1, 63, 64);
+  EXPECT_EQ(loader.rows_per_epoch(), uint64_t(kShards * kWindows / 64));
+  std::vector<int32_t> tokens(8 * T), targets(8 * T);
+  EXPECT_EQ(loader.next(tokens.data(), targets.data()), 8 * T);
+  loader.seek(loader.rows_per_epoch() - 4);  // a batch across the end of the first epoch
+  EXPECT_EQ(loader.next(tokens.data(), targets.data()), 8 * T);
+  EXPECT_EQ(loader.epoch(), 1u);
+  data.window(data.windows(T) - 1, T, tokens.data(), targets.data());
+  EXPECT_EQ(targets[T - 1], 7);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 20);  // 0.1 s here; reading a single shard takes longer than a second
 }
 
 // D10: exactly B * T + 1 tokens run; one less says how many there are and how many it takes.

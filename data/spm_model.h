@@ -1,0 +1,65 @@
+// A SentencePiece model as data: its pieces, and how it normalizes text. The library that trains
+// and decodes these models hides both; data/unigram.h needs them. The format is the protobuf of
+// google/sentencepiece, src/sentencepiece_model.proto; normalization follows its src/normalizer.cc.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loqal {
+
+struct SpmPiece {
+  enum Type { normal = 1, unknown, control, user_defined, unused, byte };
+  std::string text;  ///< U+2581 stands for a blank
+  float score = 0;
+  int type = normal;
+};
+
+struct SpmModel {
+  enum Type { unigram = 1, bpe, word, character };
+  int type = unigram;
+  std::vector<SpmPiece> pieces;  ///< by id
+  bool byte_fallback = false, blank_is_suffix = false;
+  bool add_dummy_prefix = true, remove_extra_blanks = true, escape_blanks = true;
+  std::string charsmap;  ///< replacement rules, compiled; "": none
+
+  /// True if a piece is of this type.
+  bool has(SpmPiece::Type piece_type) const;
+};
+
+/// False if `bytes` are not a well-formed model.
+bool parse_spm_model(std::string_view bytes, SpmModel* model);
+
+/// Replaces characters by the model's rules, puts a blank in front, removes extra blanks: what the
+/// model says of the three.
+class SpmNormalizer {
+ public:
+  /// Supports models with escape_blanks that have no user-defined pieces and no blanks as suffixes.
+  explicit SpmNormalizer(const SpmModel& model);
+
+  /// `text` is valid UTF-8. In the result a blank is ' ', also where the text has U+2581 itself: in
+  /// the library both are U+2581.
+  std::string normalize(std::string_view text) const;
+  /// True if the blank at text[at] may be cut out without changing how the two sides are
+  /// normalized: an ASCII letter or digit on each side, and no rule that begins at one of the three
+  /// characters and goes on.
+  bool can_cut(std::string_view text, size_t at) const;
+
+ private:
+  struct Step {
+    std::string_view text;  // replacement of
+    size_t length;          // so many bytes
+  };
+  Step step(std::string_view text) const;
+  size_t longest_rule(std::string_view text, uint32_t* value) const;
+  uint32_t unit(size_t at) const { return at < trie_.size() ? trie_[at] : kNoUnit; }
+
+  static constexpr uint32_t kNoUnit = 1u << 31;  // fits no label
+  const bool add_dummy_prefix_, remove_extra_blanks_;
+  std::vector<uint32_t> trie_;  // a double array of Darts-clone
+  std::string replacements_;    // each ends with NUL; the trie's values are offsets
+  bool plain_[128] = {};        // ASCII: no rule begins here, unless what follows is not ASCII
+};
+
+}  // namespace loqal

@@ -1,0 +1,190 @@
+#include "data/unigram.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <queue>
+
+#include "data/utf8.h"
+
+namespace loqal {
+namespace {
+
+constexpr float kUnknownPenalty = 10;  // kUnkPenalty in the library's unigram_model.cc
+
+/// A blank is one byte here.
+std::string spelled(const std::string& piece) {
+  std::string out;
+  for (size_t i = 0; i < piece.size();) {
+    const bool blank = piece.compare(i, 3, "\u2581") == 0;
+    out.push_back(blank ? ' ' : piece[i]);
+    i += blank ? 3 : 1;
+  }
+  return out;
+}
+
+struct Key {
+  std::string text;
+  int32_t id;
+  float score;
+};
+
+}  // namespace
+
+/// Places the children of each node at the first base where all their units are free, level by
+/// level.
+class Unigram::Builder {
+ public:
+  Builder(const std::vector<Key>& keys, std::vector<Unit>* trie) : keys_(keys), trie_(*trie) {
+    grow();
+    trie_[0].parent = 0;
+    std::queue<Range> open;
+    for (open.push({0, 0, keys.size(), 0}); !open.empty(); open.pop()) place(open.front(), &open);
+  }
+
+ private:
+  struct Range {  // keys [begin, end) share their first `depth` bytes, which lead to `node`
+    uint32_t node;
+    size_t begin, end, depth;
+  };
+
+  void grow() { trie_.resize(trie_.size() + 256); }
+
+  void place(Range r, std::queue<Range>* open) {
+    if (keys_[r.begin].text.size() == r.depth) {  // the shortest comes first
+      trie_[r.node].id = keys_[r.begin].id;
+      trie_[r.node].score = keys_[r.begin].score;
+      r.begin++;
+    }
+    std::vector<Range> children;
+    std::vector<uint8_t> labels;
+    for (size_t i = r.begin; i < r.end; i++) {
+      const uint8_t label = uint8_t(keys_[i].text[r.depth]);
+      if (labels.empty() || labels.back() != label) {
+        labels.push_back(label);
+        children.push_back({0, i, i, r.depth + 1});
+      }
+      children.back().end = i + 1;
+    }
+    if (labels.empty()) return;
+    const uint32_t base = find_base(labels);
+    trie_[r.node].base = base;
+    for (size_t i = 0; i < labels.size(); i++) {
+      children[i].node = base ^ labels[i];
+      trie_[children[i].node].parent = r.node;
+      open->push(children[i]);
+    }
+  }
+
+  uint32_t find_base(const std::vector<uint8_t>& labels) {
+    while (first_free_ < trie_.size() && trie_[first_free_].parent != kFree) first_free_++;
+    int tries = 0;
+    for (size_t slot = first_free_;; slot++) {
+      if (slot >= trie_.size() || tries > 100) {  // a new block is free, whatever the labels
+        slot = trie_.size();
+        grow();
+      }
+      if (trie_[slot].parent != kFree) continue;
+      const uint32_t base = uint32_t(slot) ^ labels[0];
+      tries++;
+      if (std::all_of(labels.begin(), labels.end(),
+                      [&](uint8_t label) { return trie_[base ^ label].parent == kFree; }))
+        return base;
+    }
+  }
+
+  const std::vector<Key>& keys_;
+  std::vector<Unit>& trie_;
+  size_t first_free_ = 0;
+};
+
+/// Best way to the end of a character: the last piece on it, and where that begins.
+struct Unigram::Best {
+  float score = 0;
+  uint32_t begin = kFree;
+  int32_t id = -1;
+};
+
+std::unique_ptr<const Unigram> Unigram::make(const SpmModel& model) {
+  if (model.type != SpmModel::unigram || model.blank_is_suffix || !model.escape_blanks ||
+      model.has(SpmPiece::user_defined) || !model.has(SpmPiece::normal))
+    return nullptr;
+  std::unique_ptr<const Unigram> made(new Unigram(model));
+  return made->unknown_id_ < 0 ? nullptr : std::move(made);
+}
+
+Unigram::Unigram(const SpmModel& model) : normalizer_(model) {
+  std::vector<Key> keys;
+  float least = FLT_MAX;
+  std::vector<int32_t> bytes;
+  for (size_t i = 0; i < model.pieces.size(); i++) {
+    const SpmPiece& piece = model.pieces[i];
+    const int32_t id = int32_t(i);
+    if (piece.type == SpmPiece::unknown) unknown_id_ = id;
+    if (piece.type == SpmPiece::byte) bytes.push_back(id);
+    // A raw blank matches nothing, since those of the text are escaped.
+    if (piece.type != SpmPiece::normal || piece.text.find(' ') != std::string::npos) continue;
+    keys.push_back({spelled(piece.text), id, piece.score});
+    least = std::min(least, piece.score);
+  }
+  unknown_score_ = least - kUnknownPenalty;
+  if (model.byte_fallback && bytes.size() == 256) byte_ids_ = bytes;  // <0x00> ... <0xFF>
+  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.text < b.text; });
+  const auto same = [](const Key& a, const Key& b) { return a.text == b.text; };
+  keys.erase(std::unique(keys.begin(), keys.end(), same), keys.end());  // of a damaged model
+  Builder(keys, &trie_);
+}
+
+std::vector<int32_t> Unigram::encode(std::string_view document) const {
+  const std::string text = normalizer_.normalize(document);
+  const uint32_t size = uint32_t(text.size());
+  std::vector<Best> best(size + 1);
+  // As in the library, a sum is a double when it is compared and a float when it is kept: which of
+  // two equal ways wins depends on that.
+  const auto offer = [&](uint32_t end, double score, uint32_t begin, int32_t id) {
+    Best& b = best[end];
+    if (b.begin == kFree || score > double(b.score)) b = {float(score), begin, id};
+  };
+  for (uint32_t begin = 0, length; begin < size; begin += length) {
+    length = uint32_t(std::max<size_t>(1, utf8_length(text, begin)));
+    const float so_far = best[begin].score;
+    bool one_character = false;
+    uint32_t node = 0;
+    for (uint32_t end = begin; end < size;) {
+      const uint32_t child = trie_[node].base ^ uint8_t(text[end]);
+      if (trie_[child].parent != node || child == 0) break;
+      node = child;
+      end++;
+      if (trie_[node].id < 0) continue;
+      offer(end, double(trie_[node].score) + double(so_far), begin, trie_[node].id);
+      one_character |= end - begin == length;
+    }
+    if (!one_character) offer(begin + length, double(unknown_score_ + so_far), begin, unknown_id_);
+  }
+
+  std::vector<uint32_t> ends;  // of the pieces, the last one first
+  for (uint32_t end = size; end > 0; end = best[end].begin) ends.push_back(end);
+  std::vector<int32_t> ids;
+  ids.reserve(ends.size());
+  bool after_unknown = false;
+  for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
+    const Best& b = best[*end];
+    const bool unknown = b.id == unknown_id_;
+    if (unknown)
+      append_unknown(std::string_view(text).substr(b.begin, *end - b.begin), after_unknown, &ids);
+    else ids.push_back(b.id);
+    after_unknown = unknown;
+  }
+  return ids;
+}
+
+void Unigram::append_unknown(std::string_view text, bool after_unknown,
+                             std::vector<int32_t>* ids) const {
+  if (byte_ids_.empty()) {
+    if (!after_unknown) ids->push_back(unknown_id_);
+    return;
+  }
+  for (const char c : text == " " ? std::string_view("\u2581") : text)
+    ids->push_back(byte_ids_[uint8_t(c)]);
+}
+
+}  // namespace loqal
