@@ -9,6 +9,7 @@
 namespace loqal {
 namespace {
 
+constexpr uint32_t kNowhere = UINT32_MAX;
 constexpr float kUnknownPenalty = 10;  // kUnkPenalty in the library's unigram_model.cc
 
 /// A blank is one byte here.
@@ -34,11 +35,13 @@ struct Key {
 /// level.
 class Unigram::Builder {
  public:
-  Builder(const std::vector<Key>& keys, std::vector<Unit>* trie) : keys_(keys), trie_(*trie) {
-    grow();
-    trie_[0].parent = 0;
+  Builder(const std::vector<Key>& keys, Unigram* out)
+      : keys_(keys), trie_(out->trie_), pieces_(out->pieces_) {
+    grow(), grow();
+    trie_[kRoot] = 0;  // no longer free
     std::queue<Range> open;
-    for (open.push({0, 0, keys.size(), 0}); !open.empty(); open.pop()) place(open.front(), &open);
+    for (open.push({kRoot, 0, keys.size(), 0}); !open.empty(); open.pop())
+      place(open.front(), &open);
   }
 
  private:
@@ -47,12 +50,17 @@ class Unigram::Builder {
     size_t begin, end, depth;
   };
 
-  void grow() { trie_.resize(trie_.size() + 256); }
+  void grow() {
+    trie_.resize(trie_.size() + 256, kFree);
+    pieces_.resize(trie_.size());
+    used_base_.resize(trie_.size());
+  }
+  bool is_free(uint32_t unit) const { return trie_[unit] == kFree; }
 
   void place(Range r, std::queue<Range>* open) {
     if (keys_[r.begin].text.size() == r.depth) {  // the shortest comes first
-      trie_[r.node].id = keys_[r.begin].id;
-      trie_[r.node].score = keys_[r.begin].score;
+      trie_[r.node] |= 1 << 9;
+      pieces_[r.node] = {keys_[r.begin].score, keys_[r.begin].id};
       r.begin++;
     }
     std::vector<Range> children;
@@ -67,40 +75,41 @@ class Unigram::Builder {
     }
     if (labels.empty()) return;
     const uint32_t base = find_base(labels);
-    trie_[r.node].base = base;
+    used_base_[base] = true;
+    trie_[r.node] |= base << 10;
     for (size_t i = 0; i < labels.size(); i++) {
       children[i].node = base ^ labels[i];
-      trie_[children[i].node].parent = r.node;
+      trie_[children[i].node] = labels[i];
       open->push(children[i]);
     }
   }
 
+  /// In the last blocks, which are the emptiest, or in a new one, which is free for any labels.
   uint32_t find_base(const std::vector<uint8_t>& labels) {
-    while (first_free_ < trie_.size() && trie_[first_free_].parent != kFree) first_free_++;
-    int tries = 0;
-    for (size_t slot = first_free_;; slot++) {
-      if (slot >= trie_.size() || tries > 100) {  // a new block is free, whatever the labels
-        slot = trie_.size();
-        grow();
-      }
-      if (trie_[slot].parent != kFree) continue;
+    const size_t first =
+        std::max<size_t>(2 * 256, trie_.size() - std::min<size_t>(trie_.size(), kSearched));
+    for (size_t slot = first; slot < trie_.size(); slot++) {
       const uint32_t base = uint32_t(slot) ^ labels[0];
-      tries++;
-      if (std::all_of(labels.begin(), labels.end(),
-                      [&](uint8_t label) { return trie_[base ^ label].parent == kFree; }))
+      if (is_free(uint32_t(slot)) && !used_base_[base] &&
+          std::all_of(labels.begin(), labels.end(),
+                      [&](uint8_t label) { return is_free(base ^ label); }))
         return base;
     }
+    grow();
+    return uint32_t(trie_.size() - 256);
   }
 
+  static constexpr size_t kSearched = 4 * 256;
   const std::vector<Key>& keys_;
-  std::vector<Unit>& trie_;
-  size_t first_free_ = 0;
+  std::vector<uint32_t>& trie_;
+  std::vector<Piece>& pieces_;
+  std::vector<bool> used_base_;
 };
 
 /// Best way to the end of a character: the last piece on it, and where that begins.
 struct Unigram::Best {
   float score = 0;
-  uint32_t begin = kFree;
+  uint32_t begin = kNowhere;
   int32_t id = -1;
 };
 
@@ -131,7 +140,7 @@ Unigram::Unigram(const SpmModel& model) : normalizer_(model) {
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.text < b.text; });
   const auto same = [](const Key& a, const Key& b) { return a.text == b.text; };
   keys.erase(std::unique(keys.begin(), keys.end(), same), keys.end());  // of a damaged model
-  Builder(keys, &trie_);
+  Builder(keys, this);
 }
 
 std::vector<int32_t> Unigram::encode(std::string_view document) const {
@@ -142,20 +151,24 @@ std::vector<int32_t> Unigram::encode(std::string_view document) const {
   // two equal ways wins depends on that.
   const auto offer = [&](uint32_t end, double score, uint32_t begin, int32_t id) {
     Best& b = best[end];
-    if (b.begin == kFree || score > double(b.score)) b = {float(score), begin, id};
+    if (b.begin == kNowhere || score > double(b.score)) b = {float(score), begin, id};
   };
+  const uint32_t* trie = trie_.data();
+  const uint32_t root = trie[kRoot] >> 10;
   for (uint32_t begin = 0, length; begin < size; begin += length) {
-    length = uint32_t(std::max<size_t>(1, utf8_length(text, begin)));
+    const bool ascii = uint8_t(text[begin]) < 128;
+    length = ascii ? 1 : uint32_t(std::max<size_t>(1, utf8_length(text, begin)));
     const float so_far = best[begin].score;
     bool one_character = false;
-    uint32_t node = 0;
+    uint32_t base = root;
     for (uint32_t end = begin; end < size;) {
-      const uint32_t child = trie_[node].base ^ uint8_t(text[end]);
-      if (trie_[child].parent != node || child == 0) break;
-      node = child;
+      const uint8_t label = uint8_t(text[end]);
+      const uint32_t node = base ^ label, unit = trie[node];
+      if ((unit & 511) != label) break;
+      base = unit >> 10;
       end++;
-      if (trie_[node].id < 0) continue;
-      offer(end, double(trie_[node].score) + double(so_far), begin, trie_[node].id);
+      if (!(unit & 512)) continue;
+      offer(end, double(pieces_[node].score) + double(so_far), begin, pieces_[node].id);
       one_character |= end - begin == length;
     }
     if (!one_character) offer(begin + length, double(unknown_score_ + so_far), begin, unknown_id_);

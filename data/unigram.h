@@ -33,18 +33,21 @@ class Unigram {
   struct Best;
   void append_unknown(std::string_view text, bool after_unknown, std::vector<int32_t>* ids) const;
 
-  /// A trie over the bytes of the pieces as a double array: the child of `node` by byte c is
-  /// node.base ^ c, if that unit's parent is the node.
-  struct Unit {
-    uint32_t base = 0, parent = kFree;
-    int32_t id = -1;  // of the piece that ends here
-    float score = 0;
+  /// A trie over the bytes of the pieces as a double array. A unit is base << 10 | leaf << 9 |
+  /// label: the child of a node by byte c is unit base ^ c, if its label is c. Four bytes, since
+  /// what costs is the cache: no two nodes have the same base, so the label alone tells whose child
+  /// a unit is.
+  static constexpr uint32_t kFree = 256;  // a label that no byte has
+  static constexpr uint32_t kRoot = 256;  // block 0 stays free: base 0 is a node without children
+  struct Piece {
+    float score;
+    int32_t id;
   };
-  static constexpr uint32_t kFree = UINT32_MAX;
   class Builder;
 
   const SpmNormalizer normalizer_;
-  std::vector<Unit> trie_;
+  std::vector<uint32_t> trie_;
+  std::vector<Piece> pieces_;  // of each leaf unit of the trie
   float unknown_score_ = 0;
   int32_t unknown_id_ = -1;
   std::vector<int32_t> byte_ids_;  // [256]; empty: no byte fallback
