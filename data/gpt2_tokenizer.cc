@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <queue>
 #include <unordered_map>
 
 #include "core/error.h"
+#include "data/bpe_merge.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
 
@@ -121,21 +121,6 @@ class Gpt2Tokenizer : public Tokenizer {
   bool eos_goes_before() const override { return true; }
 
  private:
-  struct Merge {
-    int rank;
-    int32_t id;
-  };
-  struct Candidate {  // two neighbours that may merge
-    int rank, left;
-    int32_t left_id, right_id;
-    bool operator<(const Candidate& o) const {  // priority_queue has the largest on top
-      return std::pair(rank, left) > std::pair(o.rank, o.left);
-    }
-  };
-  struct Symbol {
-    int32_t id;
-    int previous, next;  // -1: none
-  };
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
@@ -145,19 +130,14 @@ class Gpt2Tokenizer : public Tokenizer {
   struct Tables {                                         // never change once they are loaded
     std::vector<std::string> pieces;                      // bytes of each id
     std::array<int32_t, 256> byte_ids;  // -1: the vocabulary has no piece for that byte alone
-    std::unordered_map<uint64_t, Merge> merges;
+    BpeMerges merges;
     int end_of_text = -1;
   };
-
-  static uint64_t pair_key(int32_t left, int32_t right) {
-    return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
-  }
 
   IdOf load_vocabulary(const std::string& path, Tables* tables);
   void load_merges(const std::string& path, const std::string& vocab_path, const IdOf& id_of,
                    Tables* tables);
   void append_word(std::string_view word, std::vector<int32_t>* ids);
-  std::vector<int32_t> merge_word(std::string_view word) const;
 
   WordPattern pattern_;
   std::shared_ptr<const Tables> tables_;
@@ -218,7 +198,7 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
       fail(cat(path, ":", line_number, ": expected two pieces of ", vocab_path,
                " whose union is one too, found '", line, "'"),
            "use the two files of one tokenizer");
-    tables->merges.try_emplace(pair_key(l->second, r->second), Merge{rank++, merged->second});
+    tables->merges.add(l->second, r->second, rank++, merged->second);
   }
 }
 
@@ -228,53 +208,18 @@ void Gpt2Tokenizer::append_word(std::string_view word, std::vector<int32_t>* ids
     ids->insert(ids->end(), cached->second.begin(), cached->second.end());
     return;
   }
-  const std::vector<int32_t> merged = merge_word(word);
-  ids->insert(ids->end(), merged.begin(), merged.end());
-  if (word.size() <= kCachedWordBytes && cache_.size() < kCachedWords) cache_.emplace(word, merged);
-}
-
-/// Lowest rank first, leftmost among equals. A heap of candidates over a linked list: O(n log n),
-/// since a word may be a whole document without a blank.
-std::vector<int32_t> Gpt2Tokenizer::merge_word(std::string_view word) const {
-  std::vector<Symbol> symbols;
-  symbols.reserve(word.size());
-  for (int i = 0; i < int(word.size()); i++) {
-    const uint8_t byte = uint8_t(word[size_t(i)]);
-    if (tables_->byte_ids[byte] < 0)
-      fail(cat(files()[0], ": no piece for byte ", int(byte), ", which is in the text: \"",
+  std::vector<int32_t> merged;
+  for (const char c : word) {
+    const int byte = uint8_t(c);
+    if (tables_->byte_ids[size_t(byte)] < 0)
+      fail(cat(files()[0], ": no piece for byte ", byte, ", which is in the text: \"",
                word.substr(0, 60), "\""),
            "use a tokenizer that knows all 256 bytes");
-    symbols.push_back({tables_->byte_ids[byte], i - 1, i + 1});
+    merged.push_back(tables_->byte_ids[size_t(byte)]);
   }
-  symbols.back().next = -1;
-  const auto at = [&](int i) -> Symbol& { return symbols[size_t(i)]; };
-
-  std::priority_queue<Candidate> queue;
-  const auto consider = [&](int left) {
-    if (left < 0 || at(left).next < 0) return;
-    const int32_t a = at(left).id, b = at(at(left).next).id;
-    const auto found = tables_->merges.find(pair_key(a, b));
-    if (found != tables_->merges.end()) queue.push({found->second.rank, left, a, b});
-  };
-  for (int i = 0; i < int(symbols.size()); i++) consider(i);
-
-  while (!queue.empty()) {
-    const Candidate c = queue.top();
-    queue.pop();
-    Symbol& left = at(c.left);
-    // A neighbour may have merged since: then this candidate is stale. A dead symbol has id -1.
-    if (left.id != c.left_id || left.next < 0 || at(left.next).id != c.right_id) continue;
-    left.id = tables_->merges.at(pair_key(c.left_id, c.right_id)).id;
-    Symbol& right = at(left.next);
-    right.id = -1;
-    left.next = right.next;
-    if (left.next >= 0) at(left.next).previous = c.left;
-    consider(left.previous);
-    consider(c.left);
-  }
-  std::vector<int32_t> ids;
-  for (int i = 0; i >= 0; i = at(i).next) ids.push_back(at(i).id);
-  return ids;
+  tables_->merges.apply(&merged);
+  ids->insert(ids->end(), merged.begin(), merged.end());
+  if (word.size() <= kCachedWordBytes && cache_.size() < kCachedWords) cache_.emplace(word, merged);
 }
 
 }  // namespace

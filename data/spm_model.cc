@@ -1,7 +1,6 @@
 #include "data/spm_model.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 
 #include "data/utf8.h"
@@ -112,6 +111,30 @@ void append_with_blanks(std::string_view text, std::string* out) {
 
 }  // namespace
 
+std::string SpmPiece::spelled() const {
+  std::string out;
+  append_with_blanks(text, &out);
+  return out;
+}
+
+SpmUnknown::SpmUnknown(const SpmModel& model) {
+  std::vector<int32_t> bytes;
+  for (size_t i = 0; i < model.pieces.size(); i++) {
+    if (model.pieces[i].type == SpmPiece::unknown) id_ = int32_t(i);
+    if (model.pieces[i].type == SpmPiece::byte) bytes.push_back(int32_t(i));
+  }
+  if (model.byte_fallback && bytes.size() == 256) byte_ids_ = bytes;  // <0x00> ... <0xFF>
+}
+
+void SpmUnknown::append(std::string_view character, bool after_unknown,
+                        std::vector<int32_t>* ids) const {
+  if (byte_ids_.empty()) {
+    if (!after_unknown) ids->push_back(id_);
+    return;
+  }
+  for (const char c : character == " " ? kBlank : character) ids->push_back(byte_ids_[uint8_t(c)]);
+}
+
 bool SpmModel::has(SpmPiece::Type piece_type) const {
   return std::any_of(pieces.begin(), pieces.end(),
                      [&](const SpmPiece& p) { return p.type == piece_type; });
@@ -139,6 +162,8 @@ SpmNormalizer::SpmNormalizer(const SpmModel& model)
     std::memcpy(trie_.data(), map.data() + sizeof bytes, bytes);
     replacements_ = map.substr(sizeof bytes + bytes);
   }
+  for (const SpmPiece& piece : model.pieces)
+    if (piece.type == SpmPiece::user_defined) user_defined_.push_back(piece.text);
   for (int c = 1; c < 128; c++) {
     uint32_t at = unit_offset(unit(0)) ^ uint32_t(c);
     plain_[c] = true;
@@ -148,13 +173,15 @@ SpmNormalizer::SpmNormalizer(const SpmModel& model)
     for (uint32_t next = 1; next < 128; next++)
       if (unit_label(unit(at ^ next)) == next) plain_[c] = false;
   }
+  for (const std::string& piece : user_defined_)
+    if (!piece.empty() && uint8_t(piece[0]) < 128) plain_[uint8_t(piece[0])] = false;
 }
 
-bool SpmNormalizer::can_cut(std::string_view text, size_t at) const {
-  if (at == 0 || at + 1 >= text.size()) return false;
-  const auto fits = [&](uint8_t c) { return c < 128 && std::isalnum(c) && plain_[c]; };
-  return text[at] == ' ' && plain_[' '] && fits(uint8_t(text[at - 1])) &&
-         fits(uint8_t(text[at + 1]));
+size_t SpmNormalizer::user_defined(std::string_view text) const {
+  size_t longest = 0;
+  for (const std::string& piece : user_defined_)
+    if (piece.size() > longest && text.starts_with(piece)) longest = piece.size();
+  return longest;
 }
 
 /// Bytes of the longest rule that `text` begins with, or 0.
@@ -175,6 +202,7 @@ size_t SpmNormalizer::longest_rule(std::string_view text, uint32_t* value) const
 }
 
 SpmNormalizer::Step SpmNormalizer::step(std::string_view text) const {
+  if (const size_t whole = user_defined(text); whole > 0) return {text.substr(0, whole), whole};
   uint32_t value = 0;
   const size_t length = trie_.empty() ? 0 : longest_rule(text, &value);
   if (length == 0) {

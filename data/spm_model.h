@@ -14,6 +14,12 @@ struct SpmPiece {
   std::string text;  ///< U+2581 stands for a blank
   float score = 0;
   int type = normal;
+
+  /// True if normalized text can hold it: a raw blank in it would match nothing.
+  bool can_match() const {
+    return type == normal && !text.empty() && text.find(' ') == std::string::npos;
+  }
+  std::string spelled() const;  ///< with ' ' for U+2581, as SpmNormalizer writes it
 };
 
 struct SpmModel {
@@ -28,6 +34,20 @@ struct SpmModel {
   bool has(SpmPiece::Type piece_type) const;
 };
 
+/// What stands for characters that are in no piece: bytes if the model has them, else one unknown
+/// id for a run of such characters.
+class SpmUnknown {
+ public:
+  explicit SpmUnknown(const SpmModel& model);
+  int32_t id() const { return id_; }  ///< -1: the model has none
+  /// `character`: of normalized text. `after_unknown`: the one before was in no piece, either.
+  void append(std::string_view character, bool after_unknown, std::vector<int32_t>* ids) const;
+
+ private:
+  int32_t id_ = -1;
+  std::vector<int32_t> byte_ids_;  // [256]; empty: no byte fallback
+};
+
 /// False if `bytes` are not a well-formed model.
 bool parse_spm_model(std::string_view bytes, SpmModel* model);
 
@@ -35,12 +55,14 @@ bool parse_spm_model(std::string_view bytes, SpmModel* model);
 /// model says of the three.
 class SpmNormalizer {
  public:
-  /// Supports models with escape_blanks that have no user-defined pieces and no blanks as suffixes.
+  /// Supports models with escape_blanks and without blank_is_suffix.
   explicit SpmNormalizer(const SpmModel& model);
 
   /// `text` is valid UTF-8. In the result a blank is ' ', also where the text has U+2581 itself: in
   /// the library both are U+2581.
   std::string normalize(std::string_view text) const;
+  /// Bytes of the longest user-defined piece that `text` begins with, or 0. Rules do not touch it.
+  size_t user_defined(std::string_view text) const;
   /// True if the blank at text[at] may be cut out without changing how the two sides are
   /// normalized: an ASCII letter or digit on each side, and no rule that begins at one of the three
   /// characters and goes on.
@@ -59,7 +81,8 @@ class SpmNormalizer {
   const bool add_dummy_prefix_, remove_extra_blanks_;
   std::vector<uint32_t> trie_;  // a double array of Darts-clone
   std::string replacements_;    // each ends with NUL; the trie's values are offsets
-  bool plain_[128] = {};        // ASCII: no rule begins here, unless what follows is not ASCII
+  std::vector<std::string> user_defined_;
+  bool plain_[128] = {};  // ASCII: no rule begins here, unless what follows is not ASCII
 };
 
 }  // namespace loqal

@@ -1,6 +1,8 @@
-// SentencePiece models: BPE through the library, unigram by data/unigram.h.
+// SentencePiece models: loaded and decoded by the library, encoded by data/unigram.h and
+// data/spm_bpe.h where they can.
 #include "core/error.h"
 #include "data/sniff.h"
+#include "data/spm_bpe.h"
 #include "data/tokenizer.h"
 #include "data/unigram.h"
 
@@ -29,7 +31,7 @@ class SpmTokenizer : public Tokenizer {
     SpmModel model;
     if (parse_spm_model(bytes, &model) && int(model.pieces.size()) == processor->GetPieceSize()) {
       unigram_ = Unigram::make(model);
-      if (parts_at_blanks(model)) parts_ = std::make_shared<const SpmNormalizer>(model);
+      bpe_ = SpmBpe::make(model);
     }
     spellings_ = std::make_shared<const std::vector<std::string>>(spellings());
     const std::vector<int32_t> first = encode("a");
@@ -42,14 +44,9 @@ class SpmTokenizer : public Tokenizer {
 
   std::vector<int32_t> encode(std::string_view text) override {
     if (unigram_) return unigram_->encode(text);
-    std::vector<int32_t> ids;
-    std::vector<int> some;
-    while (!text.empty()) {
-      const size_t end = part_length(text);
-      check(processor_->Encode(absl::string_view(text.data(), end), &some));
-      ids.insert(ids.end(), some.begin(), some.end());
-      text.remove_prefix(std::min(end + 1, text.size()));  // less the blank behind the part
-    }
+    if (bpe_) return bpe_->encode(text);
+    std::vector<int> ids;
+    check(processor_->Encode(absl::string_view(text.data(), text.size()), &ids));
     return ids;
   }
 
@@ -83,31 +80,6 @@ class SpmTokenizer : public Tokenizer {
   bool eos_goes_before() const override { return false; }
 
  private:
-  /// True if a long text may be encoded part by part: BPE merges nothing across a blank's front if
-  /// no piece has one behind another character, and puts a blank in front of each part itself. The
-  /// library takes a hundred bytes of memory a byte, and time that grows faster than the text.
-  static bool parts_at_blanks(const SpmModel& model) {
-    if (model.type != SpmModel::bpe || model.blank_is_suffix || !model.escape_blanks ||
-        !model.add_dummy_prefix || model.has(SpmPiece::user_defined))
-      return false;
-    bool blank_is_piece = false;  // or it could be in a run of unknown characters
-    for (const SpmPiece& piece : model.pieces) {
-      size_t front = 0;
-      while (piece.text.compare(front, 3, kBlank) == 0) front += 3;
-      if (piece.text.find(kBlank, front) != std::string::npos) return false;
-      blank_is_piece |= piece.text == kBlank && piece.type == SpmPiece::normal;
-    }
-    return blank_is_piece;
-  }
-
-  /// Up to the next blank behind kPartBytes that may be cut out, or all of it.
-  size_t part_length(std::string_view text) const {
-    if (!parts_ || text.size() <= kPartBytes) return text.size();
-    size_t at = text.find(' ', kPartBytes);
-    while (at != std::string_view::npos && !parts_->can_cut(text, at)) at = text.find(' ', at + 1);
-    return std::min(at, text.size());
-  }
-
   void check(const sentencepiece::util::Status& status) const {
     if (!status.ok()) fail(cat(path_, ": SentencePiece: ", status.ToString()));
   }
@@ -134,14 +106,13 @@ class SpmTokenizer : public Tokenizer {
   }
 
   /// U+2047 between blanks, what the library decodes an unknown id to.
-  static constexpr const char* kBlank = "\u2581";
-  static constexpr size_t kPartBytes = size_t(16) << 10;
   static constexpr const char* kUnknown = " \u2047 ";
 
   const std::string path_;
   std::shared_ptr<const sentencepiece::SentencePieceProcessor> processor_;  // thread-safe
-  std::shared_ptr<const SpmNormalizer> parts_;                 // null: no text is parted
-  std::shared_ptr<const Unigram> unigram_;                     // null: the library encodes
+  std::shared_ptr<const SpmNormalizer> parts_;  // null: no text is parted
+  std::shared_ptr<const Unigram> unigram_;      // one of the two; both null: the library encodes
+  std::shared_ptr<const SpmBpe> bpe_;
   std::shared_ptr<const std::vector<std::string>> spellings_;  // [vocab_size]
   bool adds_blank_ = false;
 };

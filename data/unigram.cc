@@ -12,17 +12,6 @@ namespace {
 constexpr uint32_t kNowhere = UINT32_MAX;
 constexpr float kUnknownPenalty = 10;  // kUnkPenalty in the library's unigram_model.cc
 
-/// A blank is one byte here.
-std::string spelled(const std::string& piece) {
-  std::string out;
-  for (size_t i = 0; i < piece.size();) {
-    const bool blank = piece.compare(i, 3, "\u2581") == 0;
-    out.push_back(blank ? ' ' : piece[i]);
-    i += blank ? 3 : 1;
-  }
-  return out;
-}
-
 struct Key {
   std::string text;
   int32_t id;
@@ -115,28 +104,22 @@ struct Unigram::Best {
 
 std::unique_ptr<const Unigram> Unigram::make(const SpmModel& model) {
   if (model.type != SpmModel::unigram || model.blank_is_suffix || !model.escape_blanks ||
-      model.has(SpmPiece::user_defined) || !model.has(SpmPiece::normal))
+      model.has(SpmPiece::user_defined) || !model.has(SpmPiece::unknown) ||
+      std::none_of(model.pieces.begin(), model.pieces.end(),
+                   [](const SpmPiece& p) { return p.can_match(); }))
     return nullptr;
-  std::unique_ptr<const Unigram> made(new Unigram(model));
-  return made->unknown_id_ < 0 ? nullptr : std::move(made);
+  return std::unique_ptr<const Unigram>(new Unigram(model));
 }
 
-Unigram::Unigram(const SpmModel& model) : normalizer_(model) {
+Unigram::Unigram(const SpmModel& model) : normalizer_(model), unknown_(model) {
   std::vector<Key> keys;
   float least = FLT_MAX;
-  std::vector<int32_t> bytes;
   for (size_t i = 0; i < model.pieces.size(); i++) {
     const SpmPiece& piece = model.pieces[i];
-    const int32_t id = int32_t(i);
-    if (piece.type == SpmPiece::unknown) unknown_id_ = id;
-    if (piece.type == SpmPiece::byte) bytes.push_back(id);
-    // A raw blank matches nothing, since those of the text are escaped.
-    if (piece.type != SpmPiece::normal || piece.text.find(' ') != std::string::npos) continue;
-    keys.push_back({spelled(piece.text), id, piece.score});
-    least = std::min(least, piece.score);
+    if (piece.type == SpmPiece::normal) least = std::min(least, piece.score);
+    if (piece.can_match()) keys.push_back({piece.spelled(), int32_t(i), piece.score});
   }
   unknown_score_ = least - kUnknownPenalty;
-  if (model.byte_fallback && bytes.size() == 256) byte_ids_ = bytes;  // <0x00> ... <0xFF>
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.text < b.text; });
   const auto same = [](const Key& a, const Key& b) { return a.text == b.text; };
   keys.erase(std::unique(keys.begin(), keys.end(), same), keys.end());  // of a damaged model
@@ -171,7 +154,8 @@ std::vector<int32_t> Unigram::encode(std::string_view document) const {
       offer(end, double(pieces_[node].score) + double(so_far), begin, pieces_[node].id);
       one_character |= end - begin == length;
     }
-    if (!one_character) offer(begin + length, double(unknown_score_ + so_far), begin, unknown_id_);
+    if (!one_character)
+      offer(begin + length, double(unknown_score_ + so_far), begin, unknown_.id());
   }
 
   std::vector<uint32_t> ends;  // of the pieces, the last one first
@@ -181,23 +165,13 @@ std::vector<int32_t> Unigram::encode(std::string_view document) const {
   bool after_unknown = false;
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
     const Best& b = best[*end];
-    const bool unknown = b.id == unknown_id_;
+    const bool unknown = b.id == unknown_.id();
     if (unknown)
-      append_unknown(std::string_view(text).substr(b.begin, *end - b.begin), after_unknown, &ids);
+      unknown_.append(std::string_view(text).substr(b.begin, *end - b.begin), after_unknown, &ids);
     else ids.push_back(b.id);
     after_unknown = unknown;
   }
   return ids;
-}
-
-void Unigram::append_unknown(std::string_view text, bool after_unknown,
-                             std::vector<int32_t>* ids) const {
-  if (byte_ids_.empty()) {
-    if (!after_unknown) ids->push_back(unknown_id_);
-    return;
-  }
-  for (const char c : text == " " ? std::string_view("\u2581") : text)
-    ids->push_back(byte_ids_[uint8_t(c)]);
 }
 
 }  // namespace loqal

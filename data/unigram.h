@@ -31,7 +31,6 @@ class Unigram {
  private:
   explicit Unigram(const SpmModel& model);
   struct Best;
-  void append_unknown(std::string_view text, bool after_unknown, std::vector<int32_t>* ids) const;
 
   /// A trie over the bytes of the pieces as a double array. A unit is base << 10 | leaf << 9 |
   /// label: the child of a node by byte c is unit base ^ c, if its label is c. Four bytes, since
@@ -46,11 +45,10 @@ class Unigram {
   class Builder;
 
   const SpmNormalizer normalizer_;
+  const SpmUnknown unknown_;
   std::vector<uint32_t> trie_;
   std::vector<Piece> pieces_;  // of each leaf unit of the trie
   float unknown_score_ = 0;
-  int32_t unknown_id_ = -1;
-  std::vector<int32_t> byte_ids_;  // [256]; empty: no byte fallback
 };
 
 }  // namespace loqal

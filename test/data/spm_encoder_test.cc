@@ -1,4 +1,5 @@
-// Our encoder of unigram models against the library's, id for id.
+// Our encoders of unigram and BPE models against the library's, id for id.
+#include "data/spm_bpe.h"
 #include "data/unigram.h"
 
 #include "core/philox.h"
@@ -63,7 +64,7 @@ const char* const kParts[] = {"the ",
                               "x",
                               "rain"};
 
-class UnigramTest : public DataTest {
+class SpmEncoderTest : public DataTest {
  protected:
   static std::string random_text(uint64_t seed, uint32_t parts) {
     const PhiloxStream random(seed, Purpose::test);
@@ -114,35 +115,37 @@ class UnigramTest : public DataTest {
       ASSERT_EQ(model.pieces[size_t(id)].text, library_.IdToPiece(id));
       ASSERT_EQ(model.pieces[size_t(id)].score, library_.GetScore(id));
     }
-    ours_ = Unigram::make(model);
+    unigram_ = Unigram::make(model);
+    bpe_ = SpmBpe::make(model);
   }
   void expect_same(const std::string& text) {
     Ids expected;
     ASSERT_TRUE(library_.Encode(text, &expected).ok());
-    const std::vector<int32_t> found = ours_->encode(text);
+    const std::vector<int32_t> found = unigram_ ? unigram_->encode(text) : bpe_->encode(text);
     if (found == expected) return;
     const auto at = std::mismatch(found.begin(), found.end(), expected.begin(), expected.end());
     ADD_FAILURE() << "differs at piece " << at.first - found.begin() << " of " << expected.size()
                   << " of: " << text.substr(0, 300);
   }
-  void expect_same_on_random_texts() {
-    ASSERT_NE(ours_, nullptr);
+  void expect_same_on_random_texts(uint32_t longest = 200000) {
+    ASSERT_NE(unigram_ == nullptr, bpe_ == nullptr);
     for (const char* text : {"", " ", "  ", "\n", "a", " a ", "\u2581", "\u200b", "\u3000 "})
       expect_same(text);
     for (uint64_t i = 0; i < 3000; i++) expect_same(random_text(i, 1 + uint32_t(i % 40)));
-    expect_same(random_text(99999, 200000));  // about a megabyte: sums near the float's precision
+    expect_same(random_text(99999, longest));  // about a megabyte: sums near a float's precision
   }
 
   sentencepiece::SentencePieceProcessor library_;
-  std::unique_ptr<const Unigram> ours_;
+  std::unique_ptr<const Unigram> unigram_;
+  std::unique_ptr<const SpmBpe> bpe_;
 };
 
-TEST_F(UnigramTest, LikeT5) {
+TEST_F(SpmEncoderTest, LikeT5) {
   train({{"normalization_rule_name", "nmt_nfkc"}});
   expect_same_on_random_texts();
 }
 
-TEST_F(UnigramTest, LikeOurOwn) {
+TEST_F(SpmEncoderTest, LikeOurOwn) {
   train({{"normalization_rule_name", "identity"},
          {"remove_extra_whitespaces", "false"},
          {"byte_fallback", "true"},
@@ -150,7 +153,7 @@ TEST_F(UnigramTest, LikeOurOwn) {
   expect_same_on_random_texts();
 }
 
-TEST_F(UnigramTest, OtherOptions) {
+TEST_F(SpmEncoderTest, OtherOptions) {
   train({{"normalization_rule_name", "nfkc_cf"}, {"add_dummy_prefix", "false"}});
   expect_same_on_random_texts();
   train({{"normalization_rule_name", "nfkc"},
@@ -159,40 +162,53 @@ TEST_F(UnigramTest, OtherOptions) {
   expect_same_on_random_texts();
 }
 
-TEST_F(UnigramTest, OtherKindsAreLeftToTheLibrary) {
-  train({{"model_type", "bpe"}});
-  EXPECT_EQ(ours_, nullptr);
-  train({{"user_defined_symbols", "<sep>"}});
-  EXPECT_EQ(ours_, nullptr);
-  train({{"treat_whitespace_as_suffix", "true"}});
-  EXPECT_EQ(ours_, nullptr);
+TEST_F(SpmEncoderTest, Bpe) {
+  constexpr uint32_t kLongest = 20000;  // the library's time grows faster than the text
+  train({{"model_type", "bpe"}, {"normalization_rule_name", "nmt_nfkc"}});
+  ASSERT_NE(bpe_, nullptr);
+  expect_same_on_random_texts(kLongest);
+  train({{"model_type", "bpe"},
+         {"normalization_rule_name", "identity"},
+         {"remove_extra_whitespaces", "false"},
+         {"byte_fallback", "true"},
+         {"allow_whitespace_only_pieces", "true"}});
+  expect_same_on_random_texts(kLongest);
+  train({{"model_type", "bpe"}, {"user_defined_symbols", "cat,</s>,atrain,\u0301"}});
+  expect_same_on_random_texts(kLongest);
+  train({{"model_type", "bpe"}, {"split_by_whitespace", "false"}});  // pieces go across words
+  expect_same_on_random_texts(kLongest);
 }
 
-// A long text is given to the library in parts where that changes nothing.
-TEST_F(UnigramTest, LongTextsOfBpeModels) {
-  for (const char* rule : {"identity", "nmt_nfkc"}) {
-    train({{"model_type", "bpe"}, {"normalization_rule_name", rule}, {"byte_fallback", "true"}});
-    const auto tokenizer = load_tokenizer(write("bpe.model", library_.serialized_model_proto()));
-    for (uint64_t i = 0; i < 5; i++) {
-      std::string text = random_text(i, 30000) + " a b ";
-      Ids expected;
-      ASSERT_TRUE(library_.Encode(text, &expected).ok());
-      EXPECT_TRUE(tokenizer->encode(text) == expected) << rule << " " << i;
-    }
+TEST_F(SpmEncoderTest, OtherKindsAreLeftToTheLibrary) {
+  const auto expect_none = [&] {
+    EXPECT_EQ(unigram_, nullptr);
+    EXPECT_EQ(bpe_, nullptr);
+  };
+  for (const char* type : {"unigram", "bpe"}) {
+    train({{"model_type", type}, {"treat_whitespace_as_suffix", "true"}});
+    expect_none();
   }
+  train({{"user_defined_symbols", "<sep>"}});
+  expect_none();
+  train({{"model_type", "char"}});
+  expect_none();
 }
 
-// The whole of the reference data beside the checkout, and the 6 MB document of the shared cases.
-TEST_F(UnigramTest, T5OnC4) {
-  const std::string shared = "../shared/";
-  if (!std::filesystem::exists(shared)) GTEST_SKIP() << "no " << shared;
-  std::ostringstream bytes;
-  bytes << std::ifstream(shared + "data/tokenizers/t5/spiece.model", std::ios::binary).rdbuf();
-  load(bytes.str());
-  ASSERT_NE(ours_, nullptr);
-  int documents = 0;
-  for (const char* folder : {"data/c4/en", "data/c4/other", "cases/inputs"})
-    for (const auto& entry : std::filesystem::directory_iterator(shared + folder)) {
+/// With the reference data beside the checkout, and the 6 MB document of the shared cases.
+class SharedSpmEncoderTest : public SpmEncoderTest {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(shared_)) GTEST_SKIP() << "no " << shared_;
+  }
+  void load_file(const std::string& name) {
+    std::ostringstream bytes;
+    bytes << std::ifstream(shared_ + "data/tokenizers/" + name, std::ios::binary).rdbuf();
+    load(bytes.str());
+  }
+  /// Number of documents in all files of the folder.
+  int expect_same_on(const std::string& folder) {
+    int documents = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(shared_ + folder)) {
       const std::string name = entry.path().string();
       if (name.find(".json") == std::string::npos && name.find(".utf8") == std::string::npos)
         continue;
@@ -202,7 +218,25 @@ TEST_F(UnigramTest, T5OnC4) {
       TextReader reader(name, options, &skipped);
       for (std::string document; reader.next(&document); documents++) expect_same(document);
     }
-  EXPECT_GT(documents, 4980);
+    return documents;
+  }
+  const std::string shared_ = "../shared/";
+};
+
+TEST_F(SharedSpmEncoderTest, T5) {
+  load_file("t5/spiece.model");
+  ASSERT_NE(unigram_, nullptr);
+  EXPECT_EQ(expect_same_on("data/c4/en"), 3000);
+  EXPECT_EQ(expect_same_on("data/c4/other"), 500 + 1480 + 1);
+  EXPECT_GT(expect_same_on("cases/inputs"), 400);
+}
+
+TEST_F(SharedSpmEncoderTest, Bpe) {
+  for (const char* name : {"axlearn-bpe32k-c4/bpe_32k_c4.model", "stories/tok512.model"}) {
+    load_file(name);
+    ASSERT_NE(bpe_, nullptr) << name;
+    EXPECT_EQ(expect_same_on("data/c4/en"), 3000);
+  }
 }
 
 }  // namespace
