@@ -26,18 +26,19 @@ ModelConfig small(Arch arch, bool tied) {
   return c;
 }
 
-// Eight windows with 0, 1 ... 5 masked targets and two without any target, which the first epoch
-// visits as number 4 and 5: one whole micro-batch of two rows.
+// Eight rows of which 1, 2 ... 6 targets are masked, and two without any target, which the first
+// epoch visits as number 4 and 5: one whole micro-batch of two rows.
 std::string padded_shard(const TempDir& dir) {
   const PhiloxStream random(kSeed, Purpose::test);
   const Permutation order(kRows, kSeed, 0);
-  std::vector<int32_t> ids(kRows * kT + 1);
+  std::vector<int32_t> ids(kRows * kT);
   for (size_t i = 0; i < ids.size(); i++) ids[i] = int32_t(1 + random.bits(i) % (kV - 1));
-  int masked = 0;
+  int padding = 0;
   for (uint64_t visit = 0; visit < kRows; visit++) {
-    int32_t* first_target = ids.data() + order(visit) * kT + 1;
-    const int count = visit == 4 || visit == 5 ? kT : masked++;
-    std::fill(first_target, first_target + count, kPad);
+    int32_t* row = ids.data() + order(visit) * kT;
+    const int text =
+        visit == 4 || visit == 5 ? 1 : kT - padding++;  // the last one predicts nothing
+    std::fill(row + text, row + kT, kPad);
   }
   ShardHeader header{.vocab_size = kV, .pad = kPad, .row_length = kT};
   ShardWriter writer(dir / "data", header, 1 << 20);
@@ -142,7 +143,7 @@ TEST_P(GradSinks, AccumulationEqualsTheBigBatch) {
     Training whole(config_, shard_, 8, 1), parts(config_, shard_, B, A);
     for (int step = 0; step < 3; step++) {
       const StepResult expected = whole.step(), found = parts.step();
-      EXPECT_EQ(expected.targets, 6 * kT - (0 + 1 + 2 + 3 + 4 + 5));
+      EXPECT_EQ(expected.targets, 6 * (kT - 1) - (0 + 1 + 2 + 3 + 4 + 5));
       EXPECT_EQ(found.targets, expected.targets);
       EXPECT_NEAR(found.loss, expected.loss, 1e-5 * expected.loss);
       EXPECT_NEAR(found.grad_norm, expected.grad_norm, 1e-5 * expected.grad_norm);
