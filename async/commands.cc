@@ -15,20 +15,34 @@
 
 namespace loqal {
 
+namespace {
+
+// What a command that reads a model needs less of than training.
+void fit_to_reading(Options& o) {
+  if (!o.eval_only) o.batch_size = 1;       // one text at a time
+  if (o.exporting()) o.precision = "fp32";  // no copy for computing
+}
+
+}  // namespace
+
 int dry_run(Options o) {
   complete_options(o);
-  const auto tokenizer = open_tokenizer(o, "");
+  const bool training = !o.eval_only && !o.sampling() && !o.exporting();
+  if (!training) fit_to_reading(o);
+  const auto tokenizer = open_tokenizer(o, o.init == "random" ? "" : o.init);
   const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
-  resolve_batch(o, config);
+  if (training) resolve_batch(o, config);
+  check_export(o, config);
   const auto ops = make_device(o, true);
-  const Parts parts = build_parts(*ops, config, o, true);
+  const Parts parts = build_parts(*ops, config, o, training);
   const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
   print_model(std::cout, config, parts.model->table());
   const int64_t per_step = o.batch_size * config.T * o.grad_accum;
-  std::cout << "run         " << o.steps << " steps x " << per_step
-            << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
-            << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
-            << " FLOP a step\n";
+  if (training)
+    std::cout << "run         " << o.steps << " steps x " << per_step
+              << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
+              << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
+              << " FLOP a step\n";
   print_memory(std::cout, *ops, program);
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
@@ -60,17 +74,25 @@ Loaded load_for_reading(Options& o) {
     adopt_saved_options(o, get<Json>(state, "options", where), where);
   }
   if (o.eval_only && o.val_data.empty()) fail_usage("--eval-only needs --val-data");
-  if (!o.eval_only) o.batch_size = 1;       // one text at a time
-  if (o.exporting()) o.precision = "fp32";  // no copy for computing
+  fit_to_reading(o);
   o.init = l.directory;
   l.tokenizer = open_tokenizer(o, l.directory);
   l.config = resolve_model(o, 0);
+  if (!o.eval_only && l.tokenizer && l.tokenizer->vocab_size() > l.config.V)
+    fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
+             " ids, the model ", l.directory, " has ", l.config.V));
   check_export(o, l.config);
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);
   load_weights(l.directory, *l.parts.model);
   return l;
+}
+
+// The id that texts begin with, -1: none.
+int start_of(const std::string& directory) {
+  const std::vector<int> ids = read_token_ids(directory, "bos_token_id");
+  return ids.empty() ? -1 : ids.front();
 }
 
 }  // namespace
@@ -90,11 +112,12 @@ int evaluate_only(Options o) {
 }
 
 int export_only(Options o) {
+  watch_signals();
   Loaded l = load_for_reading(o);
-  const TokenizerFiles files{tokenizer_files(l.tokenizer.get(), l.directory),
-                             read_token_id(l.directory, "bos_token_id"),
-                             read_token_id(l.directory, "eos_token_id")};
-  export_model(o.export_to, *l.parts.model, files);
+  const TokenizerFiles files{tokenizer_files(l.tokenizer.get(), l.directory), start_of(l.directory),
+                             read_token_ids(l.directory, "eos_token_id")};
+  if (!export_model(o.export_to, *l.parts.model, files, [] { return stop_signal() != 0; }))
+    return signal_exit_code(stop_signal());
   std::cout << "exported    " << l.directory << " to " << o.export_to << "\n";
   return 0;
 }
@@ -103,21 +126,20 @@ int sample_text(Options o) {
   Loaded l = load_for_reading(o);
   if (!l.tokenizer)
     fail(cat(l.directory, ": no tokenizer beside the model"), "give --tokenizer FILE");
-  if (l.tokenizer->vocab_size() > l.config.V)
-    fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
-             " ids, the model ", l.directory, " has ", l.config.V));
   std::vector<int32_t> ids = l.tokenizer->encode(o.sample);
-  const int start = read_token_id(l.directory, "bos_token_id"),
-            end = read_token_id(l.directory, "eos_token_id");
+  const int start = start_of(l.directory);
+  std::vector<int> ends = read_token_ids(l.directory, "eos_token_id");
+  if (ends.empty() && l.tokenizer->eos() >= 0) ends = {l.tokenizer->eos()};
   std::vector<int32_t> prompt = ids;  // begins with what is no text and is not shown
-  if (start >= 0 && start < l.tokenizer->vocab_size()) prompt.insert(prompt.begin(), start);
+  if (start >= 0 && start < l.config.V) prompt.insert(prompt.begin(), start);
   if (prompt.empty())
     fail_usage("--sample \"\": this tokenizer needs at least one word to start from");
   const SamplingConfig config{.tokens = o.sample_tokens,
                               .temperature = o.temperature,
                               .top_p = o.top_p,
                               .seed = uint64_t(o.seed),
-                              .eos = end >= 0 ? end : l.tokenizer->eos()};
+                              .eos = ends,
+                              .ids = l.tokenizer->vocab_size()};
   // Decoding several tokens each time: one may be part of a character, or of the space before it.
   std::string shown;
   const auto show_up_to = [&](const std::string& text) {

@@ -40,8 +40,8 @@ void add_all(OptionTable& t, Options& o) {
   t.integer("--seq-len", o.seq_len, 1, 1 << 24, "tokens of one sequence (T)", trajectory);
   t.choice("--tied", o.tied, {"true", "false"}, "whether the head is the token embedding",
            trajectory);
-  t.text("--init", o.init, "random, or a directory with config.json and model.safetensors",
-         trajectory);
+  t.text("--init", o.init,
+         "random, or a directory with config.json and model.safetensors or its shards", trajectory);
   t.section("training");
   t.integer("--steps", o.steps, 1, kMany, "optimizer steps of the whole run", run);
   t.integer("--batch-size", o.batch_size, 1, 1 << 24, "sequences of one forward pass (B)",
@@ -139,6 +139,26 @@ void read_config(const std::string& path, OptionTable& table, Options& options) 
   }
 }
 
+// What the commands that read the model of --resume or --init use. Of a run's --config they take
+// what they need; an option that is typed for nothing is a mistake.
+void refuse_unused(const Options& o, const std::set<std::string>& typed) {
+  const char* command = o.sampling()    ? "--sample"
+                        : o.eval_only   ? "--eval-only"
+                        : o.exporting() ? "--export"
+                                        : nullptr;
+  if (!command || (o.resume.empty() && o.init == "random")) return;
+  const std::set<std::string> always = {"--resume",    "--init",    "--out",    "--tokenizer",
+                                        "--device",    "--threads", "--sample", "--eval-only",
+                                        "--precision", "--dry-run", "--export"};
+  const std::map<std::string, std::set<std::string>> uses = {
+      {"--export", {"--seq-len"}},
+      {"--eval-only", {"--val-data", "--eval-tokens", "--batch-size", "--seq-len"}},
+      {"--sample", {"--sample-tokens", "--temperature", "--top-p", "--seed", "--seq-len"}}};
+  for (const std::string& name : typed)
+    if (!always.count(name) && !uses.at(command).count(name))
+      fail_usage(cat(name, " is not used by ", command), "leave it out");
+}
+
 void print_first_steps() {
   std::cout << kVersion
             << ": trains GPT-2- and Llama-type language models.\n\n"
@@ -199,7 +219,9 @@ bool parse_options(int argc, char** argv, Options& options) {
       table.set(name, values[name], "");
       options.given.insert(name);
     }
+  const std::set<std::string> typed = options.given;
   if (!config.empty()) read_config(config, table, options);
+  refuse_unused(options, typed);
   return true;
 }
 

@@ -249,8 +249,9 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
   }
   fail(cat("this needs ", needed >> 20, " MiB of memory, ", available >> 20, " MiB are available"),
        fits ? cat("the largest --batch-size that fits is ", fits, "; --dry-run prints the table")
-            : "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a "
-              "smaller model");
+       : training ? "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a "
+                    "smaller model"
+                  : "a Llama needs less with a smaller --seq-len");
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& checkpoint) {
@@ -270,10 +271,20 @@ std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::
         first.filename() == "tokenizer.model" || first.filename() == "vocab.json";
     beside = hugging_face ? (first.has_parent_path() ? first.parent_path().string() : ".") : "";
   }
-  if (beside.empty()) return files;
-  for (const std::string& file : companion_files(beside)) files.push_back(file);
+  if (!beside.empty())
+    for (const std::string& file : companion_files(beside)) files.push_back(file);
+  const std::string generation = directory + "/generation_config.json";  // of the model
+  if (!directory.empty() && fs::exists(generation)) files.push_back(generation);
   return files;
 }
+
+namespace {
+
+bool lies_in(const fs::path& inner, const fs::path& outer) {  // both canonical
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+}  // namespace
 
 void check_export(const Options& o, const ModelConfig& config) {
   if (!o.is_given("--export")) return;
@@ -281,14 +292,20 @@ void check_export(const Options& o, const ModelConfig& config) {
     fail_usage(cat("--export: transformers' GPT-2 has heads of width / heads = ", config.C, " / ",
                    config.NH, ", this model's are ", config.HS, " wide"),
                "its checkpoint is read by loqal alone");
-  check_export_path(o.export_to);
-  const fs::path target = fs::absolute(o.export_to + "/").lexically_normal().parent_path();
-  fs::path out = fs::absolute(o.out + "/").lexically_normal().parent_path();
-  for (; !o.exporting() && out.has_relative_path(); out = out.parent_path())
-    if (out == target)
-      fail_usage(cat("--export ", o.export_to, ": the run's --out ", o.out, " lies there"),
+  const std::string target = check_export_path(o.export_to), out = real_path(o.out);
+  for (const std::string& written : {target, target + ".tmp"})
+    if (lies_in(out, written))
+      fail_usage(cat("--export ", o.export_to, ": the run's --out ", o.out, " lies in ", written),
                  "give another directory");
-  if (target.has_parent_path()) create_directories(target.parent_path().string());
+  if (lies_in(target, out))
+    fail_usage(cat("--export ", o.export_to, " lies in --out ", o.out,
+                   ", where runs write and remove checkpoints"),
+               "give a directory outside");
+  if (o.dry_run) return;
+  const bool there = fs::exists(target);
+  AtomicDirectory probe(target);  // the whole way once, with nothing in it
+  probe.commit();
+  if (!there) fs::remove(target);
 }
 
 std::optional<TokenizerInfo> info_of(const Tokenizer* tokenizer) {

@@ -1,6 +1,6 @@
 // From options to parts: which model, which device, how much memory, which checkpoint. The same
-// functions serve training, --dry-run, --eval-only and --sample, so the dry run cannot disagree
-// with the run.
+// functions serve training, --dry-run, --eval-only, --sample and --export, so the dry run cannot
+// disagree with the run.
 #pragma once
 #include <memory>
 #include <optional>
@@ -58,13 +58,13 @@ void check_memory(const ModelConfig& config, const Options& options, bool traini
 /// The tokenizer of --tokenizer, or of the checkpoint at `checkpoint`; null if there is none.
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& options, const std::string& checkpoint);
 
-/// What travels with the model besides: the files of `tokenizer` (null: none), and with them what
-/// belongs to them in the Hugging Face directory that they, or else the model, came from ("":
-/// none).
+/// What travels with the model besides: the files of `tokenizer` (null: none), with them what
+/// belongs to them in the Hugging Face directory that they, or else the model, came from, and
+/// generation_config.json of the model's `directory` ("": it came from none).
 std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::string& directory);
 
-/// --export's directory is new and no part of --out, and transformers knows this model; else Error.
-/// Makes its parents.
+/// transformers knows this model, and --export's directory is new, outside --out, and can be made:
+/// it is once, and removed again, unless this is a dry run. Else Error. Makes its parents.
 void check_export(const Options& options, const ModelConfig& config);
 
 /// For the corpus's checks; nothing without a tokenizer.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <csignal>
 #include <thread>
+#include <utility>
 
 namespace loqal {
 
@@ -18,6 +19,8 @@ std::atomic<int> g_signal = 0;
 // pointer for other things, and a handler that the kernel starts in the middle of it writes into
 // the heap (oneDNN 2.6.3: one SIGTERM in eight crashed the program).
 void watch_signals() {
+  static bool watching = false;
+  if (std::exchange(watching, true)) return;
   sigset_t set;
   sigemptyset(&set);
   // One that the parent ignores stays ignored (nohup, a shell's background job): Linux would

@@ -3,7 +3,8 @@
 
 namespace loqal {
 
-/// Starts to watch for SIGINT and SIGTERM. Call it before any other thread starts.
+/// Starts to watch for SIGINT, SIGTERM and SIGHUP; a second call does nothing. Call it before any
+/// other thread starts.
 void watch_signals();
 
 /// The signal that asked for an end (SIGINT or SIGTERM), 0 if none has come.

@@ -34,12 +34,6 @@ Schedule schedule_of(const Options& o) {
           .steps = o.steps};
 }
 
-bool lies_in(const std::string& checkpoint, const std::string& out) {
-  std::error_code ignored;
-  return std::filesystem::equivalent(std::filesystem::canonical(checkpoint).parent_path(), out,
-                                     ignored);
-}
-
 class TrainingRun {
  public:
   explicit TrainingRun(Options options) : o_(std::move(options)) {}
@@ -63,6 +57,7 @@ class TrainingRun {
 
   Options o_;
   std::string checkpoint_;  // that this run resumes from, or ""
+  std::string origin_;      // checkpoint_, or --init's directory, or ""
   std::string notice_;
   Json saved_;
   ModelConfig config_;
@@ -97,9 +92,8 @@ void TrainingRun::prepare() {
     take_saved_options(o_, get<Json>(saved_, "options", where), where, notice_);
   }
   complete_options(o_);
-  tokenizer_ = open_tokenizer(o_, !checkpoint_.empty()  ? checkpoint_
-                                  : o_.init == "random" ? ""
-                                                        : o_.init);
+  origin_ = !checkpoint_.empty() ? checkpoint_ : o_.init == "random" ? "" : o_.init;
+  tokenizer_ = open_tokenizer(o_, origin_);
   const int vocab = data_vocabulary(o_.train_data, tokenizer_.get());
   Options sizes = o_;
   if (!checkpoint_.empty()) sizes.init = checkpoint_;  // what --init named once may be gone
@@ -122,7 +116,10 @@ void TrainingRun::prepare() {
   }
   if (val_corpus_) train_corpus_->check_same_tokenizer(*val_corpus_);
   start_token_ = train_corpus_->start_token();
-  const bool own = checkpoint_.empty() ? !o_.resume.empty() : lies_in(checkpoint_, o_.out);
+  const bool own =
+      checkpoint_.empty()
+          ? !o_.resume.empty()
+          : std::filesystem::path(real_path(checkpoint_)).parent_path() == real_path(o_.out);
   if (!own && (JsonlLog::exists(o_.out + "/log.jsonl") || !list_checkpoints(o_.out).empty()))
     fail(cat(o_.out, ": this directory already holds a run"),
          cat("continue it with --resume ", o_.out, ", or choose another --out"));
@@ -281,7 +278,10 @@ void TrainingRun::save(bool final) {
 }
 
 TokenizerFiles TrainingRun::tokenizer() const {
-  return {tokenizer_files(tokenizer_.get(), ""), start_token_, train_corpus_->eos()};
+  std::vector<int> eos;
+  if (train_corpus_->eos() >= 0) eos = {train_corpus_->eos()};
+  return {tokenizer_files(tokenizer_.get(), last_saved_.empty() ? origin_ : last_saved_),
+          start_token_, eos};
 }
 
 void TrainingRun::log_step(const StepResult& r, double seconds) {
@@ -322,7 +322,8 @@ int TrainingRun::finish(const std::string& reason, int exit_code) {
 void TrainingRun::end_after(const Error& error) {
   try {
     if (last_saved_ != checkpoint_name(o_.out, step_)) save(true);
-    finish(cat("stopped: ", error.what()), int(error.exit_code));
+    finish(cat(step_ == o_.steps ? "done, but: " : "stopped: ", error.what()),
+           int(error.exit_code));
   } catch (const Error& e) {
     console_->line(cat("warning: ", e.what()));
   }
@@ -335,7 +336,10 @@ int TrainingRun::run() {
       (get<bool>(saved_, "evaluated", checkpoint_) || !eval_loader_ || o_.eval_every == 0)) {
     std::cout << checkpoint_ << ": the run is finished at step " << o_.steps
               << "; a larger --steps continues it\n";
-    return o_.is_given("--export") ? export_only(o_) : 0;
+    if (!o_.is_given("--export")) return 0;
+    for (const char* name : {"--train-data", "--steps", "--precision", "--init"})
+      o_.given.erase(name);  // of the training that is over
+    return export_only(o_);
   }
   peak_flops_ = ops_->peak_flops(o_.precision == "bf16" ? DType::BF16 : DType::F32);
   parts_ = build_parts(*ops_, config_, o_, true);
@@ -364,10 +368,9 @@ int TrainingRun::run() {
       if (evaluation_due()) evaluate();
       if (due(o_.save_every)) save(step_ == o_.steps);
     }
-    if (o_.is_given("--export") && !stop_signal()) {
-      export_model(o_.export_to, *parts_.model, tokenizer());
+    if (o_.is_given("--export") &&
+        export_model(o_.export_to, *parts_.model, tokenizer(), [] { return stop_signal() != 0; }))
       console_->line("exported to " + o_.export_to);
-    }
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {
       end_after(e);

@@ -80,7 +80,8 @@ std::string parent_of(const std::string& path) {
 
 /// Puts the complete directory `tmp` in the place of `path`, which may exist.
 void replace_directory(const std::string& tmp, const std::string& path) {
-  if (!fs::exists(path)) return rename_path(tmp, path);
+  if (rename(tmp.c_str(), path.c_str()) == 0) return;  // nothing was there, or an empty directory
+  if (errno != EEXIST && errno != ENOTEMPTY) fail_errno(tmp, cat("rename to ", path), errno);
   if (renameat2(AT_FDCWD, tmp.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) return;
   if (errno != EINVAL && errno != ENOSYS) fail_errno(tmp, cat("exchange with ", path), errno);
   const std::string old = path + ".old";
@@ -306,6 +307,13 @@ void create_directories(const std::string& path) {
   if (access(existing.c_str(), W_OK) != 0)
     fail(cat(path, ": cannot create the directory: ", existing.string(), " is not writable"));
   fail_errno(path, "create the directory", error.value());
+}
+
+std::string real_path(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::weakly_canonical(fs::absolute(path), error);
+  if (error) fail_errno(path, "follow this path", error.value());
+  return (real.has_filename() ? real : real.parent_path()).string();
 }
 
 void remove_tree(const std::string& path) {

@@ -148,6 +148,10 @@ void sync_directory(const std::string& path);
 /// With all parents. Error naming the component that is a file or not writable.
 void create_directories(const std::string& path);
 
+/// Absolute, with links followed and without a slash at the end; what does not exist is taken as it
+/// is spelled.
+std::string real_path(const std::string& path);
+
 /// Removes a file, or a directory with all it contains; nothing happens if there is none.
 void remove_tree(const std::string& path);
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <regex>
 #include <set>
 #include <utility>
 
@@ -51,21 +53,27 @@ void for_trainable(const ParamTable& table, const F& f) {
     if (table[i].segment == Segment::trainable) f(i);
 }
 
-FileSum write_model(const std::string& file, Model& model) {
+using Stop = std::function<bool()>;
+
+// Nothing if `stop` said so.
+std::optional<FileSum> write_model(const std::string& file, Model& model, const Stop& stop) {
   SafetensorsWriter out(file);
   for_trainable(model.table(), [&](int i) {
     out.declare(model.table()[i].name, DType::F32, stored_shape(model, i));
   });
   std::vector<float> host;
+  bool stopped = false;
   for_trainable(model.table(), [&](int i) {
+    if (stopped || (stopped = stop && stop())) return;
     const Param& p = model.table()[i];
     if (!std::isfinite(model.ops().sum_squares(model.parameter(i))))
-      fail_nonfinite(cat("parameter ", p.name, " is not finite; no checkpoint is written"));
+      fail_nonfinite(cat("parameter ", p.name, " is not finite; the model is not written"));
     host.resize(size_t(model.real_rows(i) * p.cols()));
     model.ops().download(host.data(), model.parameter(i).row_slice(0, model.real_rows(i)));
     if (stored_transposed(model, p)) host = transposed(host, p.rows(), p.cols());
     out.write(host.data(), int64_t(host.size()) * 4);
   });
+  if (stopped) return {};
   return out.finish();
 }
 
@@ -107,11 +115,16 @@ std::string hugging_face_name(const std::string& file) {
   return file == "vocab.bpe" ? "merges.txt" : file;
 }
 
+// The files written, or null if `stop` said so.
 Json write_for_transformers(const AtomicDirectory& dir, Model& model,
-                            const TokenizerFiles& tokenizer) {
+                            const TokenizerFiles& tokenizer, const Stop& stop = {}) {
   Json files;
-  record(files, dir, "model.safetensors", write_model(dir.file("model.safetensors"), model));
-  const Json config = to_hf_config(model.config(), tokenizer.start, tokenizer.eos);
+  const std::optional<FileSum> weights = write_model(dir.file("model.safetensors"), model, stop);
+  if (!weights) return files;
+  record(files, dir, "model.safetensors", *weights);
+  const int eos = tokenizer.eos.empty() ? -1 : tokenizer.eos.front();
+  Json config = to_hf_config(model.config(), tokenizer.start, eos);
+  if (tokenizer.eos.size() > 1) config["eos_token_id"] = tokenizer.eos;
   record(files, dir, "config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
   for (const std::string& source : tokenizer.paths) {
     const std::string name = hugging_face_name(std::filesystem::path(source).filename());
@@ -130,10 +143,10 @@ std::string name_in_files(const WeightFiles& files, const std::string& name) {
 }
 
 // No weights: masks and angles that older versions of transformers saved, and computed anew.
-bool is_buffer(const std::string& name) {
-  for (const char* end : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"})
-    if (name.ends_with(end)) return true;
-  return false;
+bool is_buffer(Arch arch, const std::string& name) {
+  static const std::regex gpt2(R"((transformer\.)?h\.\d+\.attn\.(masked_)?bias)"),
+      llama(R"((model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq)");
+  return std::regex_match(name, arch == Arch::gpt2 ? gpt2 : llama);
 }
 
 // A tied head may be stored once more. Then it must be the embedding, or the two say different
@@ -182,22 +195,33 @@ void save_checkpoint(const std::string& path, Model& model, const AdamW& optimiz
   dir.commit();
 }
 
-void check_export_path(const std::string& path) {
+std::string check_export_path(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code none;
-  const std::filesystem::file_status status = std::filesystem::status(path, none);
-  if (!std::filesystem::exists(status)) return;
-  if (!std::filesystem::is_directory(status))
-    fail(cat(path, ": expected a directory, found a file"));
-  if (!std::filesystem::is_empty(path))
+  const std::string target = real_path(path), tmp = target + ".tmp";
+  for (fs::path here = fs::current_path(); here.has_relative_path(); here = here.parent_path())
+    if (here == target)
+      fail(cat(path, ": ", target, " is the current directory or above it"),
+           "give the name of a new directory to --export");
+  const fs::file_status status = fs::symlink_status(target, none);
+  if (fs::exists(status) && !fs::is_directory(status))
+    fail(cat(path, ": expected a directory, found ",
+             fs::is_symlink(status) ? "a link to nothing" : "a file"));
+  if (fs::exists(status) && !fs::is_empty(target))
     fail(cat(path, ": this directory is not empty; nothing in it is touched"),
          "give a new directory to --export, or remove this one first");
+  if (fs::exists(fs::symlink_status(tmp, none)))
+    fail(cat(tmp, " exists; it would be replaced, since an export is written there first"),
+         "give another directory to --export; if it is what a killed export left, remove it");
+  return target;
 }
 
-void export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer) {
-  check_export_path(path);
-  AtomicDirectory dir(path);
-  write_for_transformers(dir, model, tokenizer);
+bool export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer,
+                  const Stop& stop) {
+  AtomicDirectory dir(check_export_path(path));
+  if (write_for_transformers(dir, model, tokenizer, stop).is_null()) return false;
   dir.commit();
+  return true;
 }
 
 Json read_checkpoint_state(const std::string& path) {
@@ -242,7 +266,7 @@ void load_weights(const std::string& path, Model& model) {
   });
   for (const auto& [file_name, file] : files.files())
     for (const TensorInfo& t : file->tensors()) {
-      if (known.count(t.name) || is_buffer(t.name)) continue;
+      if (known.count(t.name) || is_buffer(model.config().arch, t.name)) continue;
       if (t.name == kHead && model.config().tied)
         check_stored_head(files, name_in_files(files, model.table()[0].name));
       else
@@ -271,12 +295,13 @@ void load_checkpoint(const std::string& path, const Json& state, Model& model, A
   optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 
-int read_token_id(const std::string& path, const char* key) {
+std::vector<int> read_token_ids(const std::string& path, const char* key) {
   const std::string where = path + "/config.json";
   const Json config = read_json(where);
-  if (!config.contains(key) || !config[key].is_array()) return get_or<int>(config, key, where, -1);
-  const std::vector<int> ids = get<std::vector<int>>(config, key, where);
-  return ids.empty() ? -1 : ids[0];
+  if (config.contains(key) && config[key].is_array())
+    return get<std::vector<int>>(config, key, where);
+  const int id = get_or<int>(config, key, where, -1);
+  return id < 0 ? std::vector<int>() : std::vector<int>{id};
 }
 
 ModelConfig read_model_config(const std::string& path) {
@@ -291,8 +316,8 @@ ModelConfig read_model_config(const std::string& path) {
 
 std::vector<std::string> companion_files(const std::string& path) {
   std::vector<std::string> found;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "added_tokens.json", "generation_config.json"})
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
     if (std::filesystem::exists(path + "/" + name)) found.push_back(path + "/" + name);
   return found;
 }

@@ -1,14 +1,13 @@
 // Checkpoints: directories that hold a model as Hugging Face's transformers reads it, and beside it
 // everything else that an exact resume needs.
 //
-//     step_00000100/  model.safetensors  config.json  <tokenizer files>      (transformers loads
-//     these)
-//                     state.safetensors  state.json                          (optimizer, position,
-//                     options)
+//     step_00000100/  model.safetensors  config.json  <tokenizer files>    (read by transformers)
+//                     state.safetensors  state.json          (optimizer, position, options)
 //
 // A directory is written beside, fsynced and renamed, so a crash or a full disk never harms the
 // previous one. state.json is written last and lists size and CRC-32 of the others.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,8 +20,8 @@ namespace loqal {
 /// Tokenizer files that travel with a model. In the directory they have Hugging Face's names.
 struct TokenizerFiles {
   std::vector<std::string> paths;
-  int start = -1;  ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
-  int eos = -1;
+  int start = -1;        ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
+  std::vector<int> eos;  ///< "eos_token_id": null, the one, or a list
 };
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
@@ -31,11 +30,15 @@ void save_checkpoint(const std::string& path, Model& model, const AdamW& optimiz
                      const TokenizerFiles& tokenizer);
 
 /// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
-/// and tokenizer, written beside and renamed.
-void export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer);
+/// and tokenizer, written beside and renamed. `stop` is asked between tensors: false, and nothing
+/// is left behind, if it said so.
+bool export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer,
+                  const std::function<bool()>& stop = {});
 
-/// Error if export_model() would replace something: a file, or a directory that is not empty.
-void check_export_path(const std::string& path);
+/// The directory that export_model() makes, absolute and with links followed. Error if it, or
+/// PATH.tmp where it is written first, would replace something: it may be an empty directory, and
+/// otherwise must not exist.
+std::string check_export_path(const std::string& path);
 
 /// state.json of a checkpoint, after checking that all files are there, whole, and of this version.
 Json read_checkpoint_state(const std::string& path);
@@ -44,13 +47,12 @@ Json read_checkpoint_state(const std::string& path);
 void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer);
 
 /// Parameters alone, from a checkpoint or a Hugging Face directory (model/weight_files.h), of F32,
-/// BF16 or F16, one tensor at a time. Error naming tensor, shape found and shape expected; unknown
-/// and missing tensors are errors.
+/// BF16, F16 or F64, one tensor at a time. Error naming tensor, shape found and shape expected;
+/// unknown and missing tensors are errors.
 void load_weights(const std::string& path, Model& model);
 
-/// "bos_token_id" or "eos_token_id" of such a directory's config.json, of several the first; -1:
-/// none.
-int read_token_id(const std::string& path, const char* key);
+/// "bos_token_id" or "eos_token_id" of such a directory's config.json: none, one or several.
+std::vector<int> read_token_ids(const std::string& path, const char* key);
 
 /// The configuration of such a directory.
 ModelConfig read_model_config(const std::string& path);

@@ -45,20 +45,27 @@ std::vector<int32_t> sample(Model& model, const std::vector<int32_t>& prompt,
   LOQAL_ASSERT(!prompt.empty(), "sampling starts from at least one token");
   const PhiloxStream stream(config.seed, Purpose::sample);
   const int64_t window = model.config().T;
-  std::vector<int32_t> text = prompt, made;
+  const auto ends = [&](int32_t id) {
+    return std::find(config.eos.begin(), config.eos.end(), id) != config.eos.end();
+  };
+  std::vector<int32_t> text = prompt, made, choices;
+  for (int32_t id = 0; id < model.config().V; id++)
+    if (config.ids == 0 || id < config.ids || ends(id)) choices.push_back(id);
   // Tokens of `text` from `next` on are new to the model, which has seen `past` before them.
   int64_t past = 0, next = std::max<int64_t>(0, int64_t(text.size()) - window);
   for (int64_t n = 0; n < config.tokens; n++) {
     if (past == window) past = 0, next = int64_t(text.size()) - std::max<int64_t>(1, window / 2);
-    const std::vector<float> logits = model.next_logits({text.begin() + next, text.end()}, past);
+    std::vector<float> logits = model.next_logits({text.begin() + next, text.end()}, past);
     past += int64_t(text.size()) - next;
     next = int64_t(text.size());
-    const int32_t id =
-        sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n)));
+    for (size_t i = 0; i < choices.size(); i++) logits[i] = logits[size_t(choices[i])];
+    logits.resize(choices.size());
+    const int32_t id = choices[size_t(
+        sample_token(logits, config.temperature, config.top_p, stream.uniform(uint64_t(n))))];
     made.push_back(id);
     text.push_back(id);
+    if (ends(id)) break;
     emit(id);
-    if (id == config.eos) break;
   }
   return made;
 }

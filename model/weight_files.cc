@@ -24,15 +24,11 @@ namespace {
 
 WeightFiles::WeightFiles(const std::string& directory) : path_(directory + "/model.safetensors") {
   const std::string index = path_ + ".index.json";
-  const bool one = fs::exists(path_), many = fs::exists(index);
-  if (one && many)
-    fail(cat(directory, ": found both model.safetensors and model.safetensors.index.json"),
-         "remove the one that is not this model's");
-  if (one) {
-    files_["model.safetensors"] = std::make_unique<SafetensorsReader>(path_);
-  } else if (many) {
+  if (fs::exists(index)) {
     path_ = index;
     open_shards(directory);
+  } else if (fs::exists(path_)) {
+    files_["model.safetensors"] = std::make_unique<SafetensorsReader>(path_);
   } else {
     fail_without_weights(directory);
   }
@@ -43,11 +39,16 @@ void WeightFiles::open_shards(const std::string& directory) {
   const auto map = get<JsonMap>(index, "weight_map", path_);
   if (!map.is_object() || map.empty())
     fail(cat(path_, ": \"weight_map\": expected an object of tensors and files"));
+  const bool one = fs::exists(directory + "/model.safetensors");
   for (const auto& [tensor, value] : map.items()) {
     const std::string name = get<std::string>(map, tensor, path_ + ": weight_map");
     if (name.empty() || fs::path(name).filename() != name || name == "." || name == "..")
       fail(cat(path_, ": tensor \"", tensor, "\": expected the name of a file beside the index, ",
                "found \"", name, "\""));
+    if (one && name != "model.safetensors")
+      fail(cat(directory, ": found both model.safetensors and model.safetensors.index.json, which ",
+               "names other files"),
+           "remove the one that is not this model's");
     const std::string file = directory + "/" + name;
     if (!files_.count(name)) {
       if (!fs::exists(file))

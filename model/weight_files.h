@@ -17,7 +17,8 @@ namespace loqal {
 
 class WeightFiles {
  public:
-  /// Error if there is neither form or both, or if index and files do not name the same tensors.
+  /// Error if there is neither form, or model.safetensors beside an index of other files, or if
+  /// index and files do not name the same tensors.
   explicit WeightFiles(const std::string& directory);
 
   /// The file that holds the tensor; null: none does.

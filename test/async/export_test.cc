@@ -50,8 +50,15 @@ TEST_F(Export, RefusalsComeBeforeTraining) {
   refused(run_ + " --export used", 1, "used: this directory is not empty");
   refused(run_ + " --export used/mine", 1, "expected a directory, found a file");
   refused(run_ + " --export used/mine/x", 1, "used/mine is a file");
-  refused(run_ + " --export out", 2, "the run's --out out lies there");
-  refused(run_ + " --export runs --out runs/1", 2, "the run's --out runs/1 lies there");
+  for (const char* out : {"hf", "hf/1", "hf.tmp", "hf.tmp/1", "./x/../hf/"})
+    refused(run_ + " --export hf --out " + out, 2, cat("the run's --out ", out, " lies in"));
+  for (const char* inside : {"out/step_00000004", "out/log.jsonl", "out/.lock", "out/x/y"})
+    refused(run_ + " --export " + inside, 2, "lies in --out out, where runs");
+  for (const char* here : {".", "..", "new/..", "used/../"})
+    refused(run_ + " --export " + here, 1, "is the current directory or above it");
+  refused(run_ + " --export /proc/hf", 1, "/proc/hf.tmp: cannot create the directory");
+  std::filesystem::create_directory_symlink("nowhere", dir_ / "link");
+  refused(run_ + " --export link", 1, "expected a directory, found a link to nothing");
   refused(run_ + " --arch gpt2 --tied true --head-dim 8 --export hf", 2, "transformers' GPT-2");
   refused(run_ + " --export ''", 2, "a new directory");
   refused("--export hf", 2, "--export needs a trained model");
@@ -61,6 +68,55 @@ TEST_F(Export, RefusalsComeBeforeTraining) {
   refused("--export hf --init used --resume out", 2, "both name a model");
   refused("--export hf --init used", 1, "config.json is missing");
   EXPECT_EQ(slurp("used/mine"), "precious");
+  EXPECT_FALSE(exists("hf"));
+}
+
+// The export is written to DIR.tmp first: what has that name is somebody's.
+TEST_F(Export, NothingIsDeletedForIt) {
+  std::filesystem::create_directory(dir_ / "model.tmp");
+  put("model.tmp/mine", "precious");
+  expect(run_ + " --export model", 1, {"model.tmp exists; it would be replaced"});
+  EXPECT_EQ(slurp("model.tmp/mine"), "precious");
+  EXPECT_FALSE(exists("out/log.jsonl"));
+  expect(run_ + " --out run.tmp", 0);
+  expect("--resume run.tmp --export run", 1, {"run.tmp exists"});
+  expect("--init run.tmp/step_00000004 --export run.tmp/step_00000004", 1, {"not empty"});
+  EXPECT_TRUE(exists("run.tmp/step_00000004/state.json"));
+}
+
+TEST_F(Export, ALinkToAnEmptyDirectoryIsFollowed) {
+  std::filesystem::create_directory(dir_ / "empty");
+  std::filesystem::create_directory_symlink("empty", dir_ / "link");
+  expect(run_ + " --export link", 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(dir_ / "link"));
+  expect_model_of("out/step_00000004", "empty");
+}
+
+// A file that appears during training is in the way: the training was complete all the same.
+TEST_F(Export, ATargetThatIsTakenDuringTrainingCostsNoTraining) {
+  const pid_t child = start(tiny_ + data_ + " --steps 300 --save-every 0 --export hf");
+  ASSERT_TRUE(wait_for_step("out/log.jsonl", 1, child));
+  put("hf.tmp", "mine");
+  const Outcome o = finish(child);
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_CONTAINS(o.output, "hf.tmp exists");
+  EXPECT_EQ(slurp("hf.tmp"), "mine");
+  EXPECT_TRUE(exists("out/step_00000300/state.json"));
+  const std::string reason = records("out/log.jsonl", "end").at(0)["reason"];
+  EXPECT_TRUE(reason.starts_with("done, but: ")) << reason;
+}
+
+TEST_F(Export, ASignalDuringAnExportLeavesNothing) {
+  write_shards("wide", 60000, 2000, 2000);
+  expect(
+      "--model llama-9M --layers 1 --width 64 --heads 2 --seq-len 16 --batch-size 1 --steps 1 "
+      "--eval-every 0 --train-data wide_000000.bin",
+      0);
+  const pid_t child = start("--resume out --export hf");
+  for (int i = 0; i < 30000 && !exists("hf.tmp"); i++) usleep(100);
+  kill(child, SIGINT);
+  EXPECT_EQ(finish(child).exit_code, 130);
+  EXPECT_FALSE(exists("hf.tmp"));
   EXPECT_FALSE(exists("hf"));
 }
 
@@ -125,13 +181,85 @@ TEST_F(Export, TokenizersTravelAndTextIsContinued) {
   EXPECT_EQ(files("copy"), files("hf"));
   const std::string sample = "--init hf --sample-tokens 60 --temperature 1000 --seed 3 --sample ";
   const Outcome o = expect(sample + "'ab c'", 0, {"ab c"});
-  EXPECT_EQ(expect(sample + "'ab c'", 0).output.substr(0, 20), o.output.substr(0, 20));
+  EXPECT_EQ(expect(sample + "'ab c'", 0).output, o.output);
   std::filesystem::create_directory(dir_ / "seven");
   put("seven/vocab.json", R"({"a":0,"b":1,"ab":2,"Ġ":3,"c":4,"<|endoftext|>":5,"d":6})");
   put("seven/merges.txt", "#version: 0.2\na b\n");
   expect(sample + "'ab d' --tokenizer seven", 1,
          {"seven/vocab.json has 7 ids, the model hf has 6"});
+  expect("--init hf --tokenizer seven --export no", 1,
+         {"seven/vocab.json has 7 ids, the model hf has 6"});
+  EXPECT_FALSE(exists("no"));
   expect(sample + "'ab d'", 1, {"hf/vocab.json", "no piece for byte 100", "\" d\""});
+}
+
+// A vocabulary padded to 64 and a tokenizer of six pieces, for training, text and export.
+TEST_F(Export, PaddedVocabulariesAndTheFilesOfOthers) {
+  std::filesystem::create_directory(dir_ / "bpe");
+  put("bpe/vocab.json", R"({"a":0,"b":1,"ab":2,"Ġ":3,"c":4,"<|endoftext|>":5})");
+  put("bpe/merges.txt", "#version: 0.2\na b\n");
+  put("bpe/generation_config.json", "{\"of\": \"another model\"}");
+  expect(run_ + " --export hf", 0);
+  Json config = read_json(dir_ / "hf/config.json");
+  config["eos_token_id"] = {62, 63};
+  put("hf/config.json", config.dump());
+  put("hf/tokenizer.json", "{}");
+  const Outcome o =
+      expect("--init hf --tokenizer bpe --sample 'ab c' --temperature 1000 --sample-tokens 300", 0);
+  EXPECT_LT(o.output.size(), 300u) << "62 or 63 ends it";
+  put("hf/generation_config.json", "{\"of\": \"this one\"}");
+  expect("--init hf --tokenizer bpe --export own", 0);
+  EXPECT_EQ(slurp("own/generation_config.json"), "{\"of\": \"this one\"}");
+  EXPECT_EQ(read_json(dir_ / "own/config.json")["eos_token_id"], Json({62, 63}));
+  remove_tree(dir_ / "hf/generation_config.json");
+  expect("--init hf --tokenizer bpe --export none", 0);
+  EXPECT_FALSE(exists("none/generation_config.json"));
+  // A tokenizer that loqal does not read travels through training.
+  expect(data_ + " --init hf --batch-size 4 --steps 2 --out again", 0);
+  EXPECT_EQ(slurp("again/step_00000002/tokenizer.json"), "{}");
+  expect("--resume again --steps 4", 0);
+  EXPECT_EQ(slurp("again/step_00000004/tokenizer.json"), "{}");
+}
+
+TEST_F(Export, OptionsThatACommandDoesNotUseAreRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--resume o --export e --model gpt2-124M", "--model is not used by --export"},
+      {"--init x --export e --batch-size 3", "--batch-size is not used by --export"},
+      {"--init x --sample a --steps 3", "--steps is not used by --sample"},
+      {"--init x --sample a --lr 9", "--lr is not used by --sample"},
+      {"--init x --eval-only --val-data v --save-every 9",
+       "--save-every is not used by --eval-only"}};
+  for (const auto& [options, message] : cases) expect(options, 2, {message});
+  // The file of a run serves them all.
+  put("c.toml", "lr = 1e-3\nsave-every = 2\nval-data = [\"data_*.bin\"]\n");
+  expect(run_ + " --config c.toml", 0);
+  expect("--config c.toml --resume out --eval-only", 0, {"out/step_00000004: loss "});
+  expect("--config c.toml --resume out --export hf", 0, {"exported"});
+}
+
+TEST_F(Export, AModelForVeryLongTextsSaysWhatHelps) {
+  expect(run_ + " --export hf", 0);
+  Json config = read_json(dir_ / "hf/config.json");
+  config["max_position_embeddings"] = 2'000'000'000;
+  put("hf/config.json", config.dump());
+  expect("--init hf --export again", 1, {"of memory", "smaller --seq-len"});
+  expect("--init hf --export again --seq-len 16", 0);
+  expect_model_of("out/step_00000004", "again");
+}
+
+TEST_F(Export, DryRunsAreThoseOfTheCommand) {
+  expect(run_, 0);
+  const std::string dry = "--dry-run --init out/step_00000004 ";
+  for (const char* command : {"--export hf", "--sample x", "--eval-only --val-data 'data_*.bin'"}) {
+    const Outcome o = expect(dry + command, 0, {"weights", "activations"});
+    for (const char* part : {"gradients", "optimizer state", "run         "})
+      EXPECT_EQ(o.output.find(part), std::string::npos) << part << "\n" << o.output;
+    EXPECT_EQ(o.output.find("keys and values") != std::string::npos,
+              o.output.find("--sample \"x\"") != std::string::npos);
+  }
+  expect(dry + "--export out", 1, {"not empty"});
+  expect(dry + "--export hf", 0);
+  EXPECT_FALSE(exists("hf"));
 }
 
 #if LOQAL_SENTENCEPIECE

@@ -123,6 +123,10 @@ TEST_F(Import, OneFormAndNoOther) {
   shard();
   fs::copy(dir_ / "kept", one());
   EXPECT_CONTAINS(refusal(), "found both model.safetensors and model.safetensors.index.json");
+  Json only = map();
+  for (auto& [name, file] : only.items()) file = "model.safetensors";
+  set_map(only);  // the index of a model in one file
+  expect_loads();
   remove_tree(one()), remove_tree(index());
   EXPECT_CONTAINS(refusal(), "found neither");
   write_file_atomic(path("pytorch_model.bin"), "x");
@@ -159,6 +163,9 @@ TEST_F(Import, TruncatedFilesAreNamed) {
 TEST_F(Import, RotaryAnglesOfOldFilesAreNoWeights) {
   add_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", {4}, 1);
   expect_loads();
+  add_tensor("model.layers.0.attn.bias", {4}, 1);
+  EXPECT_CONTAINS(refusal(), "model.layers.0.attn.bias [4] is not part of this model");
+  rewrite(one(), [](Tensors& t) { t.pop_back(); });
   add_tensor("model.layers.0.self_attn.rotary_emb.other", {4}, 1);
   EXPECT_CONTAINS(refusal(), "rotary_emb.other [4] is not part of this model");
 }
@@ -223,30 +230,31 @@ TEST_F(ImportTied, AStoredHeadMustBeTheEmbedding) {
 TEST_F(ImportTied, TokenIdsOfConfigs) {
   const auto ids = [&](const char* config) {
     write_file_atomic(path("config.json"), config);
-    return std::pair(read_token_id(dir_.path + "/m", "bos_token_id"),
-                     read_token_id(dir_.path + "/m", "eos_token_id"));
+    return std::pair(read_token_ids(dir_.path + "/m", "bos_token_id"),
+                     read_token_ids(dir_.path + "/m", "eos_token_id"));
   };
-  EXPECT_EQ(ids("{}"), std::pair(-1, -1));
-  EXPECT_EQ(ids(R"({"bos_token_id":null,"eos_token_id":7})"), std::pair(-1, 7));
-  EXPECT_EQ(ids(R"({"bos_token_id":1,"eos_token_id":[5,6]})"), std::pair(1, 5));
-  EXPECT_EQ(ids(R"({"bos_token_id":1,"eos_token_id":[]})"), std::pair(1, -1));
+  using Ids = std::vector<int>;
+  EXPECT_EQ(ids("{}"), std::pair(Ids{}, Ids{}));
+  EXPECT_EQ(ids(R"({"bos_token_id":null,"eos_token_id":7})"), std::pair(Ids{}, Ids{7}));
+  EXPECT_EQ(ids(R"({"bos_token_id":1,"eos_token_id":[5,6]})"), std::pair(Ids{1}, Ids{5, 6}));
+  EXPECT_EQ(ids(R"({"bos_token_id":1,"eos_token_id":[]})"), std::pair(Ids{1}, Ids{}));
   EXPECT_CONTAINS(error_of([&] { ids(R"({"bos_token_id":"x"})"); }), "bos_token_id");
 }
 
-// ---- export
-// --------------------------------------------------------------------------------------
+// ---- export --------------------------------------------------------------------------------
 
 TEST_F(ImportTied, ExportIsACheckpointsModelWithTokenizersOfHuggingFacesNames) {
   write_file_atomic(dir_ / "encoder.json", "{}");
   write_file_atomic(dir_ / "vocab.bpe", "#");
-  const TokenizerFiles files{{dir_ / "encoder.json", dir_ / "vocab.bpe"}, 3, 4};
+  const TokenizerFiles files{{dir_ / "encoder.json", dir_ / "vocab.bpe"}, 3, {4, 9}};
   save_checkpoint(dir_ / "c", saved_.model, saved_.optimizer, Json::object(), files);
   export_model(dir_ / "e/", saved_.model, files);
   for (const char* name : {"model.safetensors", "config.json", "vocab.json", "merges.txt"})
     EXPECT_EQ(read_file(dir_ / "e/" + name), read_file(dir_ / "c/" + name)) << name;
   EXPECT_EQ(glob_files(dir_ / "e/*").size(), 4u);
   EXPECT_EQ(read_file(dir_ / "e/vocab.json"), "{}");
-  EXPECT_EQ(read_token_id(dir_ / "e", "bos_token_id"), 3);
+  EXPECT_EQ(read_token_ids(dir_ / "e", "bos_token_id"), std::vector<int>{3});
+  EXPECT_EQ(read_token_ids(dir_ / "e", "eos_token_id"), (std::vector<int>{4, 9}));
 }
 
 TEST_F(Import, ExportReplacesNothing) {
@@ -261,6 +269,13 @@ TEST_F(Import, ExportReplacesNothing) {
   EXPECT_EQ(read_file(dir_ / "empty/model.safetensors"), read_file(one()));
 }
 
+TEST_F(Import, ExportStopsWhenAsked) {
+  int asked = 0;
+  EXPECT_FALSE(export_model(dir_ / "e", saved_.model, {}, [&] { return ++asked == 3; }));
+  EXPECT_EQ(asked, 3);
+  EXPECT_EQ(glob_files(dir_ / "e*"), std::vector<std::string>());
+}
+
 // A full disk: no directory rather than half of one.
 TEST_F(Import, ExportThatFailsLeavesNothing) {
   EXPECT_TRUE(true_in_child([&] {
@@ -271,8 +286,7 @@ TEST_F(Import, ExportThatFailsLeavesNothing) {
   EXPECT_EQ(glob_files(dir_ / "e*"), std::vector<std::string>());
 }
 
-// ---- models of others, where the reference data lies beside the checkout
-// ---------------------------
+// ---- models of others, where the reference data lies beside the checkout -------------------
 
 class ReferenceModels : public ::testing::Test {
  protected:

@@ -119,9 +119,24 @@ TEST_P(Generation, IsDeterministicAndDependsOnTheSeed) {
   EXPECT_EQ(text(1, 0, 20), text(2, 0, 20)) << "greedy needs no luck";
   const int32_t eos = first[4];
   const size_t end = size_t(std::find(first.begin(), first.end(), eos) - first.begin()) + 1;
-  EXPECT_EQ(
-      sample(m.model, {1, 2, 3}, {.tokens = 40, .seed = 1, .eos = int(eos)}, [](int32_t) {}).size(),
-      end);
+  EXPECT_EQ(sample(m.model, {1, 2, 3}, {.tokens = 40, .seed = 1, .eos = {-1, eos}}, [](int32_t) {})
+                .size(),
+            end);
+}
+
+// A vocabulary that is padded: only the tokenizer's ids are drawn, and eos wherever it is.
+TEST_P(Generation, IdsThatTheTokenizerLacksAreNeverDrawn) {
+  SmallModel m(config_, 1, 1, false);
+  int32_t highest = 0;
+  for (const int32_t id : sample(m.model, {1}, {.tokens = 200, .ids = 5}, [](int32_t) {}))
+    highest = std::max(highest, id);
+  EXPECT_EQ(highest, 4);
+  std::vector<int32_t> shown;
+  const std::vector<int32_t> made = sample(m.model, {1}, {.tokens = 200, .eos = {36, 20}, .ids = 5},
+                                           [&](int32_t id) { shown.push_back(id); });
+  ASSERT_LT(made.size(), 200u);
+  EXPECT_TRUE(made.back() == 36 || made.back() == 20);
+  EXPECT_EQ(shown, std::vector<int32_t>(made.begin(), made.end() - 1));
 }
 
 // The last row of a full pass is the next token's distribution: -log softmax of it is what the loss
