@@ -319,7 +319,8 @@ std::string real_path(const std::string& path) {
 void remove_tree(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  if (error) fail_errno(path, "remove", error.value());
+  const bool none = error == std::errc::not_a_directory;  // a parent is a file
+  if (error && !none) fail_errno(path, "remove", error.value());
 }
 
 }  // namespace loqal
