@@ -71,8 +71,8 @@ TEST_F(Crash, SigintIs130AndSaves) {
 // A step of some tenths of a second: the second signal comes while the first one waits for its end.
 TEST_F(Crash, SecondSignalEndsAtOnce) {
   const std::string slow =
-      "--model llama-9M --layers 8 --width 128 --heads 4 --vocab 64 --seq-len 16 --batch-size 128"
-      " --threads 1 --steps 1000 --save-every 0";
+      cat("--model llama-9M --layers 8 --width 128 --heads 4 --vocab 64 --seq-len 16 --batch-size ",
+          kSanitized ? 8 : 128, " --threads 1 --steps 1000 --save-every 0");
   const pid_t child = start(slow + data_);
   ASSERT_TRUE(wait_for_step("out/log.jsonl", 1, child));
   const int step = last_logged("out/log.jsonl");
