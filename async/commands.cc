@@ -20,6 +20,7 @@ int dry_run(Options o) {
   const auto tokenizer = open_tokenizer(o, "");
   const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
   resolve_batch(o, config);
+  const std::string choice = choose_device(o, config, true);
   const auto ops = make_device(o, true);
   const Parts parts = build_parts(*ops, config, o, true);
   const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
@@ -29,6 +30,7 @@ int dry_run(Options o) {
             << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
             << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
             << " FLOP a step\n";
+  std::cout << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
   print_memory(std::cout, *ops, program);
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
@@ -66,6 +68,7 @@ Loaded load_for_reading(Options& o) {
   l.tokenizer = open_tokenizer(o, l.directory);
   l.config = resolve_model(o, 0);
   check_export(o, l.config);
+  choose_device(o, l.config, false);
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);

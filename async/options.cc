@@ -73,7 +73,8 @@ void add_all(OptionTable& t, Options& o) {
   t.choice("--recompute", o.recompute, {"none", "block"},
            "block: keep only block inputs, compute the rest twice", run);
   t.section("device");
-  t.choice("--device", o.device, {"auto", "cpu"}, "where to train", call);
+  t.choice("--device", o.device, {"auto", "cpu", "cuda"},
+           "auto: the GPU where there is one that can be used", call);
   t.integer("--threads", o.threads, 0, 4096, "CPU threads; 0: all", call);
   t.choice("--precision", o.precision, {"auto", "fp32", "bf16"},
            "auto: bf16 where the hardware has it", trajectory);

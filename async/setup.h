@@ -27,8 +27,13 @@ ModelConfig resolve_model(Options& options, int data_vocab);
 /// grad_accum from --total-batch; usage error with the nearest values that divide.
 void resolve_batch(Options& options, const ModelConfig& config);
 
-/// The device. Sets --precision to fp32 or bf16 if it is auto. dry: nothing is started or
-/// allocated.
+/// Turns --device auto into cuda, where there is a GPU that the program can use and that has memory
+/// enough, or cpu. Returns why, "" if there was nothing to choose. Error for --device cuda without a
+/// usable GPU, unless it is a dry run.
+std::string choose_device(Options& options, const ModelConfig& config, bool training);
+
+/// The device of choose_device(). Sets --precision to fp32 or bf16 if it is auto. dry: nothing is
+/// started or allocated.
 std::unique_ptr<Ops> make_device(Options& options, bool dry);
 
 /// Everything that holds memory, in the order of allocation.

@@ -64,6 +64,7 @@ class TrainingRun {
   Options o_;
   std::string checkpoint_;  // that this run resumes from, or ""
   std::string notice_;
+  std::string device_choice_;  // why it is this device, or ""
   Json saved_;
   ModelConfig config_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -128,6 +129,7 @@ void TrainingRun::prepare() {
          cat("continue it with --resume ", o_.out, ", or choose another --out"));
   create_directories(o_.out);
   lock_ = std::make_unique<RunLock>(o_.out);
+  device_choice_ = choose_device(o_, config_, true);
   ops_ = make_device(o_, false);
   check_memory(config_, o_, true);
 }
@@ -193,7 +195,8 @@ void TrainingRun::announce() {
     if (bytes) log_->write({{"kind", "memory"}, {"category", category}, {"bytes", bytes}});
 
   std::cout << "device      " << ops_->description() << ", " << o_.precision << ", "
-            << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9) << "\n";
+            << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9)
+            << (device_choice_.empty() ? "" : " (" + device_choice_ + ")") << "\n";
   print_model(std::cout, config_, table);
   const int T = int(config_.T);
   std::cout << "data        " << train_corpus_->tokens() << " tokens in "

@@ -48,7 +48,8 @@ class Buffer {
 struct MatmulArgs {
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;  ///< C += instead of C =
-  Tensor bias;              ///< F32 [1, cols of C], added to each row; may be empty
+  Tensor bias;              ///< F32 [1, cols of C], added to each row; may be empty. May be rounded
+                            ///< to C's type first
   Tensor residual;          ///< X [like C], added; may be empty; may not overlap C
 };
 
@@ -242,5 +243,17 @@ class Ops {
 
 /// threads 0: all usable CPUs. dry: counts memory, starts nothing.
 std::unique_ptr<Ops> make_cpu_ops(int threads = 0, bool dry = false);
+
+/// On a GPU that is usable(). dry: counts memory, needs no GPU. Error where the program was built
+/// without CUDA, unless dry.
+std::unique_ptr<Ops> make_cuda_ops(int device = 0, bool dry = false);
+
+/// Whether the program can use a GPU of this machine.
+struct CudaStatus {
+  bool usable;
+  std::string text;  ///< what it is, or else why it cannot: "there is no NVIDIA driver"
+};
+CudaStatus cuda_status(int device = 0);
+int64_t cuda_free_bytes(int device = 0);  ///< of a usable GPU's memory
 
 }  // namespace loqal

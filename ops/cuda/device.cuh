@@ -21,7 +21,7 @@
 
 namespace loqal::cuda {
 
-// ---- errors ------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------
 
 [[noreturn]] inline void fail_cuda(cudaError_t error, const char* call, const char* file,
                                    int line) {
@@ -38,7 +38,7 @@ namespace loqal::cuda {
       ::loqal::cuda::fail_cuda(error_, #call, __FILE__, __LINE__);             \
   } while (0)
 
-// ---- launches ----------------------------------------------------------------------------------
+// ---- launches ---------------------------------------------------------------------------------
 
 /// A stream, and the line that launches on it.
 struct StreamHere {
@@ -90,7 +90,7 @@ void allow_shared(void (*kernel)(Parameters...), size_t bytes) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// ---- tensors on the device ---------------------------------------------------------------------
+// ---- tensors on the device --------------------------------------------------------------------
 
 /// bf16 as device code knows it; the same bits as loqal::bf16.
 using bf16_t = __nv_bfloat16;
@@ -107,8 +107,11 @@ struct View {
 /// The elements of a tensor in the device's type, which the tensor must hold (null stays null).
 template <class T>
 T* pointer(const Tensor& t) {
-  const DType held = std::is_same_v<T, bf16_t>  ? DType::BF16
-                     : std::is_same_v<T, float> ? DType::F32
+  using E = std::remove_const_t<T>;
+  static_assert(std::is_same_v<E, bf16_t> || std::is_same_v<E, float> ||
+                std::is_same_v<E, int32_t>);
+  const DType held = std::is_same_v<E, bf16_t>  ? DType::BF16
+                     : std::is_same_v<E, float> ? DType::F32
                                                 : DType::I32;
   LOQAL_ASSERT(!t || t.dtype == held, "tensor holds ", name_of(t.dtype));
   return static_cast<T*>(t.data);
@@ -148,8 +151,7 @@ void with_width(std::initializer_list<Tensor> tensors, const F& f) {
   else f(std::integral_constant<int, 1>{});
 }
 
-// ---- packs: up to 128 bits in one access
-// ---------------------------------------------------------
+// ---- packs: up to 128 bits in one access ------------------------------------------------------
 
 namespace detail {
 template <int Bytes>
@@ -213,15 +215,14 @@ __device__ void store(X* p, const Floats<W>& x) {
   for (int i = 0; i < count; i++) reinterpret_cast<U*>(p)[i] = words[i];
 }
 
-// ---- one thread for each pack of a matrix
-// --------------------------------------------------------
+// ---- one thread for each pack of a matrix -----------------------------------------------------
 
 constexpr int kThreads = 256;  // of a block, where nothing speaks for another number
 
 /// Blocks and threads for rows x packs, to be walked by for_each_pack().
 struct PackGrid {
   PackGrid(int64_t rows_, int64_t packs_) : rows(rows_), packs(packs_) {
-    block.x = unsigned(std::min<int64_t>(kThreads, ceil_div(packs, 32) * 32));
+    block.x = unsigned(std::clamp<int64_t>(ceil_div(packs, 32) * 32, 32, kThreads));
     block.y = kThreads / block.x;
     grid.x = unsigned(ceil_div(packs, block.x));
     grid.y = unsigned(std::min<int64_t>(65535, ceil_div(rows, block.y)));
@@ -241,8 +242,7 @@ __device__ void for_each_pack(int64_t rows, int64_t packs, const F& f) {
     f(row, pack);
 }
 
-// ---- reductions: fixed trees, so the same bytes every time
-// ---------------------------------------
+// ---- reductions: fixed trees, so the same bytes every time ------------------------------------
 
 struct Sum {
   template <class T>
@@ -277,8 +277,7 @@ __device__ T block_reduce(T x, Op op, T neutral) {
   return warp_reduce(lane < warps ? of_warp[lane] : neutral, op);
 }
 
-// ---- asynchronous copies (cp.async, sm_80)
-// -------------------------------------------------------
+// ---- asynchronous copies (cp.async, sm_80) ----------------------------------------------------
 
 /// 16 bytes from global to shared memory, both aligned; `bytes` (0 or 16) are read, the rest is
 /// zero. Nothing is there before async_wait and a barrier.

@@ -149,7 +149,7 @@ void BlockRunner::run_threads() {
     exit_thread(*current_);
   } while (!kTsan && next_ < order_.size() && error_.empty());
   free_.push_back(fiber);
-  fiber->switch_to(*scheduler_);
+  leave();
 }
 
 void BlockRunner::exit_thread(Thread& thread) {
@@ -174,22 +174,20 @@ void BlockRunner::exit_thread(Thread& thread) {
       error_ = text(name_of(t.op), " (", str(t.where), ") by thread ", str(t.index),
                     ": its mask names lane ", number - first, ", which has ended");
   }
-  Fiber::release(&end_tag_);
 }
 
-// Leaves the thread; comes back when the scheduler resumes it.
-void BlockRunner::wait(State state) {
-  Thread& t = *current_;
-  t.state = state;
-  t.fiber->switch_to(*scheduler_);
+// Leaves the thread; comes back when the scheduler resumes it. All that it did is then known to the
+// scheduler at the block's end, and so to the next block, but not to the block's other threads.
+void BlockRunner::leave() {
+  Fiber::release(&end_tag_);
+  current_->fiber->switch_to(*scheduler_);
 }
 
 // After a mistake of the kernel: its threads cannot be unwound, so this one stops here for good.
 // (What the caller still holds on its stack leaks: it calls this when it holds nothing.)
 void BlockRunner::stop_if_wrong() {
   if (error_.empty()) return;
-  Fiber::release(&end_tag_);
-  current_->fiber->switch_to(*scheduler_);
+  leave();
   __builtin_trap();
 }
 
@@ -202,14 +200,9 @@ void BlockRunner::sync_threads(Where where) {
   stop_if_wrong();
   char* tag = &tags_[generation_ % 2];
   Fiber::release(tag);
-  if (++at_barrier_ == int(threads_.size())) {
-    t.state = State::barrier;
-    finish_barrier();
-    stop_if_wrong();
-    t.fiber->switch_to(*scheduler_);
-  } else {
-    wait(State::barrier);
-  }
+  t.state = State::barrier;
+  if (++at_barrier_ == int(threads_.size())) finish_barrier();
+  leave();
   Fiber::acquire(tag);
 }
 
@@ -245,8 +238,7 @@ uint64_t BlockRunner::collective(Op op, unsigned mask, uint64_t value, int param
   if (op == Op::sync) Fiber::release(tag);
   t.state = State::collective;
   if ((warp.waiting & mask) == mask) finish_collective(warp, mask);
-  stop_if_wrong();
-  t.fiber->switch_to(*scheduler_);
+  leave();
   if (op == Op::sync) Fiber::acquire(tag);
   return t.result;
 }

@@ -70,7 +70,7 @@ class BlockRunner {
   static void fiber_body(void* runner);
   void run_threads();
   void exit_thread(Thread& thread);
-  void wait(State state);
+  void leave();
   void finish_barrier();
   void finish_collective(Warp& warp, unsigned mask);
   void compute(unsigned mask, Thread* lanes);

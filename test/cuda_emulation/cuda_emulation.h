@@ -39,7 +39,7 @@ struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// ---- what the macros and functions below are made of -------------------------------------------
+// ---- what the macros and functions below are made of ------------------------------------------
 
 extern __thread uint3 thread_index, block_index;  // of the thread that runs
 extern __thread dim3 block_size, grid_size;
@@ -105,7 +105,10 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 #define blockIdx (::loqal::emulation::block_index)
 #define blockDim (::loqal::emulation::block_size)
 #define gridDim (::loqal::emulation::grid_size)
-constexpr int warpSize = 32;
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 #define LOQAL_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
