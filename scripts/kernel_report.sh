@@ -28,7 +28,7 @@ cat "$log"/*.txt | c++filt | awk '
   /Compiling entry function/ {
     arch = $0; sub(/.* for .sm_/, "", arch); sub(/[^0-9].*/, "", arch)
     name = $0; sub(/.*entry function ./, "", name); sub(/. for .sm_.*/, "", name)
-    sub(/^void /, "", name); sub(/\(.*$/, "", substr(name, 1)); gsub(/loqal::cuda::/, "", name)
+    sub(/^void /, "", name); gsub(/loqal::cuda::/, "", name)
     gsub(/\(anonymous namespace\)::/, "", name); gsub(/__nv_bfloat16/, "bf16", name)
     gsub(/\(int\)|\(bool\)/, "", name); sub(/\(.*/, "", name)
   }

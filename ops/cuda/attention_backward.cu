@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 // One block for some keys of one key/value head, over all query heads that read it: dK and dV. Rows
 // of the tile of scores are keys here, columns are queries.
 template <class X, int HP>
-__global__ void __launch_bounds__(kAttentionThreads, 2)
+__global__ void __launch_bounds__(kAttentionThreads, sizeof(X) == 2 ? 2 : 1)
     attention_dkv_kernel(View<X> dk, View<X> dv, View<const X> dout, const float* lse,
                          const float* delta, View<const X> q, View<const X> k, View<const X> v,
                          AttentionArgs a) {
