@@ -27,6 +27,7 @@ class CudaOps final : public Ops {
   double peak_flops(DType type) override;
 
  protected:
+  void do_wait() override;
   void* do_alloc(int64_t bytes) override;
   void do_free(void* data, int64_t bytes) override;
   void do_upload(const Tensor& dst, const void* host) override;
@@ -59,6 +60,8 @@ class CudaOps final : public Ops {
                              const Tensor& dout, const Tensor& out, const Tensor& lse,
                              const Tensor& q, const Tensor& k, const Tensor& v,
                              const AttentionShape& s) override;
+  void do_attention_cached(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+                           int64_t HS) override;
   void do_gelu_forward(const Tensor& y, const Tensor& x) override;
   void do_gelu_backward(const Tensor& dx, const Tensor& y, const Tensor& dy,
                         const Tensor& x) override;
@@ -80,6 +83,9 @@ class CudaOps final : public Ops {
   /// to[j] (+)= sum over the `count` rows of `partials` [count, width] of column first + j.
   void add_partials(const Tensor& to, const float* partials, int64_t count, int64_t width,
                     int64_t first, bool accumulate);
+  /// Attention of T queries of each of B sequences, which end S keys; lse may be empty.
+  void attend(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k,
+              const Tensor& v, const AttentionShape& s, int64_t S);
   /// LayerNorm (kCentered) or RMSNorm, which has neither mean nor db.
   template <bool kCentered>
   void norm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,

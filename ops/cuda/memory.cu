@@ -152,6 +152,8 @@ double CudaOps::peak_flops(DType type) {
   return peak;
 }
 
+void CudaOps::do_wait() { CUDA_CHECK(cudaStreamSynchronize(stream())); }
+
 void* CudaOps::do_alloc(int64_t bytes) {
   void* data = nullptr;
   cudaStream_t on = stream();
