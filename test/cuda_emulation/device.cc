@@ -34,6 +34,7 @@ size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 void* Memory::allocate(size_t bytes) {
   const std::lock_guard lock(mutex_);
+  if (bytes > kDeviceBytes - used_) return nullptr;
   const bool is_protected = options().protect_memory;
   void* data = nullptr;
   if (is_protected) {
@@ -44,6 +45,7 @@ void* Memory::allocate(size_t bytes) {
   } else if (posix_memalign(&data, 256, bytes) != 0) {
     return nullptr;
   }
+  used_ += bytes;
   std::memset(data, 0xFF, bytes);
   if (is_protected && accesses_ == 0) mprotect(data, whole_pages(bytes), PROT_NONE);
   blocks_[static_cast<char*>(data)] = {bytes, is_protected};
@@ -55,6 +57,7 @@ bool Memory::free(void* data) {
   const auto found = blocks_.find(static_cast<char*>(data));
   if (found == blocks_.end()) return false;
   const Block block = found->second;
+  used_ -= block.bytes;
   if (block.is_protected) munmap(data, whole_pages(block.bytes)), protected_--;
   else std::free(data);
   blocks_.erase(found);

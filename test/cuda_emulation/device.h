@@ -26,6 +26,8 @@ namespace loqal::emulation {
 /// What every GPU from sm_80 on allows; more would be an error on some of them.
 constexpr int kMaxThreads = 1024, kMaxShared = 48 << 10, kMaxSharedOptIn = 99 << 10;
 
+constexpr size_t kDeviceBytes = size_t(1) << 32;
+
 /// Puts work on a stream (null: the default one) and, unless streams are lazy, runs it.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 /// Runs a stream's work, all of it or up to a position.
@@ -60,6 +62,7 @@ class Memory {
   std::recursive_mutex mutex_;
   std::map<const char*, Block> blocks_;
   std::map<const char*, size_t> pinned_;
+  size_t used_ = 0;
   int accesses_ = 0;
   int protected_ = 0;
 };

@@ -48,7 +48,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   std::strcpy(properties->name, "emulated GPU");
   properties->major = 8;
-  properties->totalGlobalMem = size_t(1) << 32;
+  properties->totalGlobalMem = kDeviceBytes;
   properties->multiProcessorCount = 4;
   properties->sharedMemPerBlockOptin = kMaxSharedOptIn;
   return cudaSuccess;
@@ -61,7 +61,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = size_t(1) << 32;
+  *free = *total = kDeviceBytes;
   return cudaSuccess;
 }
 
