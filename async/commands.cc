@@ -20,7 +20,7 @@ namespace {
 // What a command that reads a model needs less of than training.
 void fit_to_reading(Options& o) {
   if (!o.eval_only) o.batch_size = 1;       // one text at a time
-  if (o.exporting()) o.precision = "fp32";  // no copy for computing
+  if (o.exporting()) o.precision = o.param_dtype;  // no copy for computing
 }
 
 }  // namespace
@@ -33,6 +33,7 @@ int dry_run(Options o) {
   const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
   if (training) resolve_batch(o, config);
   check_export(o, config);
+  const std::string choice = choose_device(o, config, true);
   const auto ops = make_device(o, true);
   const Parts parts = build_parts(*ops, config, o, training);
   const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
@@ -43,6 +44,7 @@ int dry_run(Options o) {
               << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
               << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
               << " FLOP a step\n";
+  std::cout << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
   print_memory(std::cout, *ops, program);
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
@@ -82,6 +84,7 @@ Loaded load_for_reading(Options& o) {
     fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
              " ids, the model ", l.directory, " has ", l.config.V));
   check_export(o, l.config);
+  choose_device(o, l.config, false);
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);

@@ -68,12 +68,15 @@ void add_all(OptionTable& t, Options& o) {
   t.real("--adam-eps", o.adam_eps, 1e-30, 1, "Adam's epsilon", trajectory);
   t.real("--grad-clip", o.grad_clip, 0, 1e30,
          "global gradient norm [1; 0: off, and off with per-layer updates]", trajectory);
+  t.choice("--param-dtype", o.param_dtype, {"fp32", "bf16"},
+           "bf16: 2-D parameters without an fp32 copy, rounded stochastically", trajectory);
   t.flag("--per-layer-updates", o.per_layer_updates,
          "update each layer during the backward pass: less memory", trajectory);
   t.choice("--recompute", o.recompute, {"none", "block"},
            "block: keep only block inputs, compute the rest twice", run);
   t.section("device");
-  t.choice("--device", o.device, {"auto", "cpu"}, "where to train", call);
+  t.choice("--device", o.device, {"auto", "cpu", "cuda"},
+           "auto: the GPU where there is one that can be used", call);
   t.integer("--threads", o.threads, 0, 4096, "CPU threads; 0: all", call);
   t.choice("--precision", o.precision, {"auto", "fp32", "bf16"},
            "auto: bf16 where the hardware has it", trajectory);
@@ -249,6 +252,9 @@ void complete_options(Options& o) {
     fail_usage(cat(reading, " and --export are two commands; give one"));
   if (o.is_given("--export") && o.export_to.empty())
     fail_usage("--export \"\": expected the name of a new directory");
+  if (o.param_dtype == "bf16" && o.precision == "fp32")
+    fail_usage(
+        cat("--param-dtype bf16 contradicts --precision fp32: such parameters compute in bf16"));
   if (o.exporting() && o.precision == "bf16" && o.is_given("--precision"))
     fail_usage("--precision bf16 contradicts --export, which writes the fp32 weights",
                "transformers converts them: from_pretrained(DIR, torch_dtype=torch.bfloat16)");

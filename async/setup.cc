@@ -122,15 +122,19 @@ void resolve_batch(Options& o, const ModelConfig& c) {
 }
 
 std::unique_ptr<Ops> make_device(Options& o, bool dry) {
-  auto ops = make_cpu_ops(int(o.threads), dry);
-  if (o.precision == "auto") o.precision = ops->has_fast_bf16() ? "bf16" : "fp32";
+  LOQAL_ASSERT(o.device != "auto", "choose_device comes first");
+  const bool cuda = o.device == "cuda";
+  auto ops = cuda ? make_cuda_ops(0, dry) : make_cpu_ops(int(o.threads), dry);
+  if (o.precision == "auto")
+    o.precision = cuda || ops->has_fast_bf16() || o.param_dtype == "bf16" ? "bf16" : "fp32";
   return ops;
 }
 
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool training) {
   Parts parts;
-  const ModelOptions model_options{.B = o.batch_size,
+  const ModelOptions model_options{.B = o.exporting() ? 0 : o.batch_size,
                                    .X = o.precision == "bf16" ? DType::BF16 : DType::F32,
+                                   .P = o.param_dtype == "bf16" ? DType::BF16 : DType::F32,
                                    .recompute = o.recompute == "block",
                                    .training = training,
                                    .cache = o.sampling(),
@@ -140,7 +144,7 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
   Model* model = parts.model.get();
   const ParamAccess access{&model->table(), [model](int i) { return model->parameter(i); },
                            [model](int i) { return model->compute_copy(i); }};
-  const AdamWConfig adamw{o.beta1, o.beta2, o.adam_eps, o.weight_decay};
+  const AdamWConfig adamw{o.beta1, o.beta2, o.adam_eps, o.weight_decay, uint64_t(o.seed)};
   parts.optimizer = std::make_unique<AdamW>(ops, access, adamw);
   if (o.per_layer_updates)
     parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *parts.optimizer);
@@ -211,10 +215,12 @@ int64_t available_bytes() {
   return available;
 }
 
+// On the GPU what Ops allocates; on the CPU the rest of the process as well.
 int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, bool training) {
   options.batch_size = batch;
   const auto dry = make_device(options, true);
   const Parts parts = build_parts(*dry, config, options, training);
+  if (options.device == "cuda") return dry->peak_bytes();
   return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(parts.model->table());
 }
 
@@ -238,8 +244,9 @@ int64_t staging_bytes(const ParamTable& table) {
 }
 
 void check_memory(const ModelConfig& config, const Options& o, bool training) {
+  const bool cuda = o.device == "cuda";
   const int64_t needed = total_bytes(config, o, o.batch_size, training),
-                available = available_bytes();
+                available = cuda ? cuda_free_bytes() : available_bytes();
   if (needed <= available || available <= 0) return;
   int64_t fits = 0;
   for (int64_t low = 1, high = o.batch_size - 1; low <= high;) {
@@ -247,11 +254,32 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
     if (total_bytes(config, o, middle, training) <= available) fits = middle, low = middle + 1;
     else high = middle - 1;
   }
-  fail(cat("this needs ", needed >> 20, " MiB of memory, ", available >> 20, " MiB are available"),
+  fail(cat("this needs ", needed >> 20, " MiB of ", cuda ? "the GPU's " : "", "memory, ",
+           available >> 20, " MiB are available"),
        fits ? cat("the largest --batch-size that fits is ", fits, "; --dry-run prints the table")
        : training ? "not even --batch-size 1 fits; try --recompute block, --per-layer-updates or a "
                     "smaller model"
                   : "a Llama needs less with a smaller --seq-len");
+}
+
+std::string choose_device(Options& o, const ModelConfig& config, bool training) {
+  if (o.device == "cpu") return "";
+  const CudaStatus gpu = cuda_status();
+  if (o.device == "cuda" && !o.dry_run && !gpu.usable)
+    fail(cat("--device cuda: ", gpu.text),
+         "--device auto takes the CPU where there is no GPU; --dry-run works without one");
+  if (o.device == "cuda") return gpu.text;
+  o.device = "cpu";
+  if (!gpu.usable) return cat("no GPU: ", gpu.text);
+  Options on_gpu = o;
+  on_gpu.device = "cuda";
+  const int64_t needed = total_bytes(config, on_gpu, o.batch_size, training),
+                available = cuda_free_bytes();
+  if (needed > available)
+    return cat("not the GPU: this needs ", needed >> 20, " MiB of its memory, ", available >> 20,
+               " MiB are free");
+  o.device = "cuda";
+  return gpu.text;
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& checkpoint) {
@@ -261,7 +289,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Options& o, const std::string& c
   return path.empty() ? nullptr : load_tokenizer(path);
 }
 
-std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::string& directory) {
+std::map<std::string, std::string> tokenizer_files(const Tokenizer* tokenizer,
+                                                   const std::string& directory) {
   std::vector<std::string> files;
   std::string beside = directory;
   if (tokenizer) {
@@ -275,7 +304,7 @@ std::vector<std::string> tokenizer_files(const Tokenizer* tokenizer, const std::
     for (const std::string& file : companion_files(beside)) files.push_back(file);
   const std::string generation = directory + "/generation_config.json";  // of the model
   if (!directory.empty() && fs::exists(generation)) files.push_back(generation);
-  return files;
+  return read_tokenizer_files(files);
 }
 
 namespace {

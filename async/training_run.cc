@@ -46,7 +46,6 @@ class TrainingRun {
   void announce();
   void evaluate();
   void save(bool final);
-  TokenizerFiles tokenizer() const;
   void log_step(const StepResult& result, double seconds);
   int finish(const std::string& reason, int exit_code);
   void end_after(const Error& error);
@@ -59,6 +58,7 @@ class TrainingRun {
   std::string checkpoint_;  // that this run resumes from, or ""
   std::string origin_;      // checkpoint_, or --init's directory, or ""
   std::string notice_;
+  std::string device_choice_;  // why it is this device, or ""
   Json saved_;
   ModelConfig config_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -73,7 +73,7 @@ class TrainingRun {
   int64_t step_ = 0;        // optimizer steps done
   int64_t tokens_ = 0;      // targets seen
   bool evaluated_ = false;  // at step_
-  int start_token_ = -1;
+  TokenizerFiles tokenizer_files_;
   std::string last_saved_;      // by this session
   std::vector<Json> unlogged_;  // records that a full disk keeps out of the log for now
   std::unique_ptr<RunLock> lock_;
@@ -115,7 +115,8 @@ void TrainingRun::prepare() {
                                                 o_.eval_tokens);
   }
   if (val_corpus_) train_corpus_->check_same_tokenizer(*val_corpus_);
-  start_token_ = train_corpus_->start_token();
+  tokenizer_files_ = {tokenizer_files(tokenizer_.get(), origin_), train_corpus_->start_token(), {}};
+  if (train_corpus_->eos() >= 0) tokenizer_files_.eos = {train_corpus_->eos()};
   const bool own =
       checkpoint_.empty()
           ? !o_.resume.empty()
@@ -125,6 +126,7 @@ void TrainingRun::prepare() {
          cat("continue it with --resume ", o_.out, ", or choose another --out"));
   create_directories(o_.out);
   lock_ = std::make_unique<RunLock>(o_.out);
+  device_choice_ = choose_device(o_, config_, true);
   ops_ = make_device(o_, false);
   check_memory(config_, o_, true);
 }
@@ -190,7 +192,8 @@ void TrainingRun::announce() {
     if (bytes) log_->write({{"kind", "memory"}, {"category", category}, {"bytes", bytes}});
 
   std::cout << "device      " << ops_->description() << ", " << o_.precision << ", "
-            << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9) << "\n";
+            << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9)
+            << (device_choice_.empty() ? "" : " (" + device_choice_ + ")") << "\n";
   print_model(std::cout, config_, table);
   const int T = int(config_.T);
   std::cout << "data        " << train_corpus_->tokens() << " tokens in "
@@ -261,7 +264,7 @@ void TrainingRun::save(bool final) {
                   {"tokens", train_corpus_->tokens()}}},
                 {"options", options_to_json(o_, false)}};
   try {
-    save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), tokenizer());
+    save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), tokenizer_files_);
   } catch (const Error& e) {
     if (final || e.exit_code == Exit::nonfinite) throw;
     console_->line(cat("warning: step ", step_, " was not saved: ", e.what(),
@@ -275,13 +278,6 @@ void TrainingRun::save(bool final) {
   } catch (const Error& e) {
     console_->line(cat("warning: old checkpoints stay: ", e.what()));
   }
-}
-
-TokenizerFiles TrainingRun::tokenizer() const {
-  std::vector<int> eos;
-  if (train_corpus_->eos() >= 0) eos = {train_corpus_->eos()};
-  return {tokenizer_files(tokenizer_.get(), last_saved_.empty() ? origin_ : last_saved_),
-          start_token_, eos};
 }
 
 void TrainingRun::log_step(const StepResult& r, double seconds) {
@@ -369,7 +365,7 @@ int TrainingRun::run() {
       if (due(o_.save_every)) save(step_ == o_.steps);
     }
     if (o_.is_given("--export") &&
-        export_model(o_.export_to, *parts_.model, tokenizer(), [] { return stop_signal() != 0; }))
+        export_model(o_.export_to, *parts_.model, tokenizer_files_, [] { return stop_signal() != 0; }))
       console_->line("exported to " + o_.export_to);
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {

@@ -21,7 +21,12 @@ void ParamTable::commit() {
     while (int(group_begin_.size()) <= p.group) group_begin_.push_back(offset);
     int64_t& end = p.segment == Segment::trainable ? offset : frozen_elements_;
     p.offset = end;
-    end += (p.numel() + kAlign - 1) / kAlign * kAlign;
+    const int64_t aligned = (p.numel() + kAlign - 1) / kAlign * kAlign;
+    end += aligned;
+    if (p.segment == Segment::trainable && p.shape.size() == 1) {
+      p.vector_offset = vector_elements_;
+      vector_elements_ += aligned;
+    }
   }
   group_begin_.push_back(offset);
 }
@@ -43,6 +48,11 @@ Tensor ParamTable::view(int index, void* base, DType dtype) const {
   const Param& p = (*this)[index];
   return {base ? static_cast<char*>(base) + p.offset * int64_t(size_of(dtype)) : nullptr, dtype,
           p.rows(), p.cols()};
+}
+
+Tensor ParamTable::vector_view(int index, void* base) const {
+  const Param& p = (*this)[index];
+  return {base ? static_cast<float*>(base) + p.vector_offset : nullptr, DType::F32, 1, p.cols()};
 }
 
 }  // namespace loqal

@@ -24,7 +24,9 @@ struct Param {
   int group;
   Role role;
   Segment segment = Segment::trainable;
-  int64_t offset = 0;  ///< elements from the start of the segment, set by commit()
+  // Elements, set by commit():
+  int64_t offset = 0;         ///< from the start of the segment
+  int64_t vector_offset = 0;  ///< of a trainable vector, in a segment of such alone
 
   int64_t rows() const { return shape.size() == 2 ? shape[0] : 1; }
   int64_t cols() const { return shape.back(); }
@@ -53,14 +55,17 @@ class ParamTable {
   }
   int64_t elements() const { return group_begin_.back(); }  ///< trainable, with alignment gaps
   int64_t frozen_elements() const { return frozen_elements_; }
+  int64_t vector_elements() const { return vector_elements_; }
   int64_t numel() const;  ///< trainable, without gaps: the model's size
 
   /// View of one tensor in a segment that starts at `base`.
   Tensor view(int index, void* base, DType dtype) const;
+  /// View of one trainable vector, F32, where these are kept apart (ModelOptions::P).
+  Tensor vector_view(int index, void* base) const;
 
  private:
   std::vector<Param> params_;
-  int64_t frozen_elements_ = 0;
+  int64_t frozen_elements_ = 0, vector_elements_ = 0;
   std::vector<int64_t>
       group_begin_;  // trainable: offset of each group, and the end; filled by commit()
 };

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #ifdef __CUDACC__
 #define LOQAL_HD __host__ __device__
@@ -31,7 +32,7 @@ LOQAL_HD inline Philox4 philox4x32(Philox4 c, uint32_t k0, uint32_t k1) {
 }
 
 /// What a stream of numbers is for. Values are part of the checkpoint contract: never renumber.
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4 };
+enum class Purpose : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, rounding = 5 };
 
 /// One stream: everything but the index.
 struct PhiloxStream {
@@ -56,6 +57,10 @@ struct PhiloxStream {
         k1);
   }
   LOQAL_HD uint32_t bits(uint64_t i) const { return block(i / 4).v[i % 4]; }
+  /// 16 of a block's 128 bits; those of element i are in block i / 8.
+  LOQAL_HD static uint32_t half(const Philox4& block, uint64_t i) {
+    return block.v[i % 8 / 2] >> (i % 2 * 16) & 0xFFFFu;
+  }
   /// Uniform in [0, 1), 24 bits.
   LOQAL_HD float uniform(uint64_t i) const { return float(bits(i) >> 8) * 0x1p-24f; }
   /// Standard normal by Box-Muller, in double for accuracy; a pair shares one block.
@@ -67,5 +72,16 @@ struct PhiloxStream {
     return radius * (i % 2 ? std::sin(angle) : std::cos(angle));
   }
 };
+
+/// One of x's two neighbours in bf16, the upper with the probability of x's distance from the lower:
+/// the mean is x. random: 16 bits. The result is an fp32 whose lower half is zero; NaN and infinity
+/// stay.
+LOQAL_HD inline float round_stochastic_bf16(float x, uint32_t random) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7F800000u) != 0x7F800000u) bits = (bits + random) & 0xFFFF0000u;
+  memcpy(&x, &bits, sizeof bits);
+  return x;
+}
 
 }  // namespace loqal

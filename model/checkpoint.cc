@@ -40,8 +40,9 @@ std::vector<int64_t> stored_shape(const Model& model, int i) {
   return {model.real_rows(i), p.cols()};
 }
 
-std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t cols) {
-  std::vector<float> y(x.size());
+template <class T>
+std::vector<T> transposed(const std::vector<T>& x, int64_t rows, int64_t cols) {
+  std::vector<T> y(x.size());
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = 0; c < cols; c++) y[size_t(c * rows + r)] = x[size_t(r * cols + c)];
   return y;
@@ -55,23 +56,29 @@ void for_trainable(const ParamTable& table, const F& f) {
 
 using Stop = std::function<bool()>;
 
+template <class T>
+void write_parameter(SafetensorsWriter& out, Model& model, int i) {
+  const Param& p = model.table()[i];
+  std::vector<T> host(size_t(model.real_rows(i) * p.cols()));
+  model.ops().download(host.data(), model.parameter(i).row_slice(0, model.real_rows(i)));
+  for (const T& x : host)
+    if (!std::isfinite(to_float(x)))
+      fail_nonfinite(cat("parameter ", p.name, " is not finite; the model is not written"));
+  if (stored_transposed(model, p)) host = transposed(host, p.rows(), p.cols());
+  out.write(host.data(), int64_t(host.size() * sizeof(T)));
+}
+
 // Nothing if `stop` said so.
 std::optional<FileSum> write_model(const std::string& file, Model& model, const Stop& stop) {
   SafetensorsWriter out(file);
   for_trainable(model.table(), [&](int i) {
-    out.declare(model.table()[i].name, DType::F32, stored_shape(model, i));
+    out.declare(model.table()[i].name, model.parameter(i).dtype, stored_shape(model, i));
   });
-  std::vector<float> host;
   bool stopped = false;
   for_trainable(model.table(), [&](int i) {
     if (stopped || (stopped = stop && stop())) return;
-    const Param& p = model.table()[i];
-    if (!std::isfinite(model.ops().sum_squares(model.parameter(i))))
-      fail_nonfinite(cat("parameter ", p.name, " is not finite; the model is not written"));
-    host.resize(size_t(model.real_rows(i) * p.cols()));
-    model.ops().download(host.data(), model.parameter(i).row_slice(0, model.real_rows(i)));
-    if (stored_transposed(model, p)) host = transposed(host, p.rows(), p.cols());
-    out.write(host.data(), int64_t(host.size()) * 4);
+    if (model.parameter(i).dtype == DType::F32) write_parameter<float>(out, model, i);
+    else write_parameter<bf16>(out, model, i);
   });
   if (stopped) return {};
   return out.finish();
@@ -125,11 +132,10 @@ Json write_for_transformers(const AtomicDirectory& dir, Model& model,
   const int eos = tokenizer.eos.empty() ? -1 : tokenizer.eos.front();
   Json config = to_hf_config(model.config(), tokenizer.start, eos);
   if (tokenizer.eos.size() > 1) config["eos_token_id"] = tokenizer.eos;
+  if (model.parameter(0).dtype == DType::BF16) config["torch_dtype"] = "bfloat16";
   record(files, dir, "config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
-  for (const std::string& source : tokenizer.paths) {
-    const std::string name = hugging_face_name(std::filesystem::path(source).filename());
-    record(files, dir, name, write_text(dir.file(name), read_file(source)));
-  }
+  for (const auto& [name, content] : tokenizer.contents)
+    record(files, dir, name, write_text(dir.file(name), content));
   return files;
 }
 
@@ -181,6 +187,13 @@ int64_t step_of(const std::string& name) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths) {
+  std::map<std::string, std::string> contents;
+  for (const std::string& path : paths)
+    contents[hugging_face_name(std::filesystem::path(path).filename())] = read_file(path);
+  return contents;
+}
 
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer) {
@@ -262,7 +275,7 @@ void load_weights(const std::string& path, Model& model) {
     std::vector<float> host(size_t(p.numel()), 0.0f);  // with the vocabulary's padding
     read_floats(*file, name, host.data());
     if (stored_transposed(model, p)) host = transposed(host, p.cols(), p.rows());
-    model.ops().upload(model.parameter(i), host.data());
+    model.set_parameter(i, host);
   });
   for (const auto& [file_name, file] : files.files())
     for (const TensorInfo& t : file->tensors()) {

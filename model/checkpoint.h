@@ -8,6 +8,7 @@
 // previous one. state.json is written last and lists size and CRC-32 of the others.
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,16 @@
 
 namespace loqal {
 
-/// Tokenizer files that travel with a model. In the directory they have Hugging Face's names.
+/// Tokenizer files that travel with a model, in memory: where they came from may be gone by the time
+/// of a save.
 struct TokenizerFiles {
-  std::vector<std::string> paths;
+  std::map<std::string, std::string> contents;  ///< by Hugging Face's name of the file
   int start = -1;        ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
   std::vector<int> eos;  ///< "eos_token_id": null, the one, or a list
 };
+
+/// The contents of such files.
+std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths);
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.

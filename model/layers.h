@@ -32,13 +32,17 @@ class Arena {
 /// The model's parameters as the layers see them.
 struct Weights {
   const ParamTable* table = nullptr;
-  void* master = nullptr;   ///< F32, the trainable segment
-  void* compute = nullptr;  ///< the same in type X: master itself, or its BF16 copy
+  void* master = nullptr;   ///< F32, the trainable segment, or its vectors alone
+  void* compute = nullptr;  ///< the segment in type X: master itself, its BF16 copy, or all there is
   void* frozen = nullptr;   ///< F32, the frozen segment
   DType X = DType::F32;
+  bool vectors_apart = false;  ///< master holds vectors alone
 
   Tensor matrix(int param) const { return table->view(param, compute, X); }
-  Tensor vector(int param) const { return table->view(param, master, DType::F32); }
+  Tensor vector(int param) const {
+    return vectors_apart ? table->vector_view(param, master)
+                         : table->view(param, master, DType::F32);
+  }
   Tensor constant(int param) const { return table->view(param, frozen, DType::F32); }
 };
 

@@ -13,7 +13,7 @@ namespace {
 // Rows of logits that exist at a time: about 64 MiB, in equal chunks.
 int64_t logit_rows(int64_t N, int64_t V) {
   const int64_t most = std::max<int64_t>(64, (int64_t(1) << 24) / V);
-  const int64_t chunks = (N + most - 1) / most;
+  const int64_t chunks = std::max<int64_t>(1, (N + most - 1) / most);
   return (N + chunks - 1) / chunks;
 }
 
@@ -36,8 +36,11 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
     head_ = table_.add("lm_head.weight", {config.Vp(), config.C}, last_group, Role::head);
   table_.commit();
 
-  master_ = ops.alloc(table_.elements() * 4, "weights");
-  if (options.X == DType::BF16) copy_ = ops.alloc(table_.elements() * 2, "weights (bf16 copy)");
+  const bool fp32 = options.P == DType::F32;
+  LOQAL_ASSERT(fp32 || options.X == DType::BF16, "bf16 parameters are computed with in bf16");
+  master_ = ops.alloc((fp32 ? table_.elements() : table_.vector_elements()) * 4, "weights");
+  if (options.X == DType::BF16)
+    copy_ = ops.alloc(table_.elements() * 2, fp32 ? "weights (bf16 copy)" : "weights");
   frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
   if (options.cache)
     cache_ =
@@ -101,12 +104,31 @@ int64_t Model::parameter_count() const {
   return n;
 }
 
+Tensor Model::parameter(int index) const {
+  if (options_.P == DType::F32) return table_.view(index, master_.data(), DType::F32);
+  return table_[index].shape.size() == 2 ? table_.view(index, copy_.data(), DType::BF16)
+                                         : table_.vector_view(index, master_.data());
+}
+
+void Model::set_parameter(int index, const std::vector<float>& values) {
+  const Tensor p = parameter(index);
+  LOQAL_ASSERT(int64_t(values.size()) == p.numel(), table_[index].name);
+  if (p.dtype == DType::F32) return ops_.upload(p, values.data());
+  std::vector<bf16> slab;  // the host holds the tensor once already
+  for (size_t at = 0; at < values.size(); at += slab.size()) {
+    slab.resize(std::min(values.size() - at, size_t(1) << 20));
+    std::transform(&values[at], &values[at] + slab.size(), slab.begin(), to_bf16);
+    const Tensor flat(p.data, p.dtype, 1, p.numel());
+    ops_.upload(flat.col_slice(int64_t(at), int64_t(slab.size())), slab.data());
+  }
+}
+
 Tensor Model::compute_copy(int index) const {
-  return copy_.bytes() ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
+  return copy_.bytes() && options_.P == DType::F32 ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
 }
 
 void Model::refresh_compute_copy() {
-  if (!copy_.bytes()) return;
+  if (!copy_.bytes() || options_.P != DType::F32) return;
   const int64_t n = table_.elements();
   ops_.copy(Tensor(copy_.as<bf16>(), 1, n), Tensor(master_.as<float>(), 1, n));
 }
@@ -128,7 +150,7 @@ void Model::init_random(uint64_t seed) {
           host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
       });
     }
-    ops_.upload(parameter(i), host.data());
+    set_parameter(i, host);
   }
   refresh_compute_copy();
 }
@@ -137,7 +159,7 @@ Run Model::begin(const int32_t* tokens, int64_t B, int64_t T) {
   LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ",
                T);
   const Weights weights{&table_, master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
-                        frozen_.data(), options_.X};
+                        frozen_.data(), options_.X, options_.P != DType::F32};
   const Run run{ops_, weights, B, T};
   carve(run, kept_.data(), scratch_.data());
   ops_.upload(tokens_, tokens);
@@ -226,20 +248,25 @@ std::vector<float> Model::next_logits(const std::vector<int32_t>& tokens, int64_
   return logits;
 }
 
+bool Model::finite(const Tensor& x) {
+  if (x.dtype == DType::F32) return std::isfinite(ops_.sum_squares(x));
+  const Tensor row(scratch_.as<float>(), 1, x.cols);  // scratch is free between passes
+  for (int64_t r = 0; r < x.rows; r++) {
+    ops_.copy(row, x.row_slice(r, 1));
+    if (!std::isfinite(ops_.sum_squares(row))) return false;
+  }
+  return true;
+}
+
 std::string Model::first_nonfinite() {
   for (int i = 0; i < table_.size(); i++) {
     if (table_[i].segment == Segment::frozen) continue;
-    const Tensor p = parameter(i);
-    if (!std::isfinite(ops_.sum_squares(p))) return "parameter " + table_[i].name;
+    if (!finite(parameter(i))) return "parameter " + table_[i].name;
   }
   // Block inputs survive a pass only in training; they are checked in the order they were computed.
-  const Tensor row(scratch_.as<float>(), 1, config_.C);  // scratch is free between passes
   for (int64_t l = 0; options_.training && last_.B > 0 && l <= config_.L; l++)
-    for (int64_t n = 0; n < last_.N(); n++) {
-      ops_.copy(row, residual(l).row_slice(n, 1));
-      if (!std::isfinite(ops_.sum_squares(row)))
-        return l == 0 ? "the token embedding's output" : cat("the output of layer ", l - 1);
-    }
+    if (!finite(residual(l).row_slice(0, last_.N())))
+      return l == 0 ? "the token embedding's output" : cat("the output of layer ", l - 1);
   return "";
 }
 

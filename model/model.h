@@ -10,8 +10,9 @@
 namespace loqal {
 
 struct ModelOptions {
-  int64_t B = 1;           ///< largest batch of one pass; the longest sequence is config.T
+  int64_t B = 1;           ///< largest batch of one pass, of sequences up to config.T; 0: weights alone
   DType X = DType::F32;    ///< compute type: F32 or BF16
+  DType P = DType::F32;    ///< type of 2-D parameters; BF16: no fp32 master exists, X is BF16
   bool recompute = false;  ///< keep only each block's input; run its forward again in backward
   bool training = true;    ///< false: forward only, activations of one block
   bool cache = false;      ///< keep keys and values: next_logits() goes on from where it was
@@ -27,12 +28,14 @@ class Model {
   const ParamTable& table() const { return table_; }
   int groups() const { return table_.groups(); }
 
-  /// F32 [rows, cols] of one trainable parameter; embeddings and head have Vp rows, of which V are
-  /// real.
-  Tensor parameter(int index) const { return table_.view(index, master_.data(), DType::F32); }
+  /// [rows, cols] of one trainable parameter: F32, or P if it is 2-D. Embeddings and head have Vp
+  /// rows, of which V are real.
+  Tensor parameter(int index) const;
+  /// parameter(index) = values (fp32, all rows), rounded to its type. refresh_compute_copy() follows.
+  void set_parameter(int index, const std::vector<float>& values);
   int64_t real_rows(int index) const;  ///< rows without the vocabulary's padding
   int64_t parameter_count() const;     ///< trainable, without padding
-  /// BF16 view of the parameter's copy for matrix products; empty in fp32.
+  /// BF16 view of the parameter's copy for matrix products; empty if there is none.
   Tensor compute_copy(int index) const;
   void refresh_compute_copy();  ///< after parameters were written by anyone but the optimizer
 
@@ -66,6 +69,7 @@ class Model {
     return residual_[size_t(options_.training ? layer : layer % 2)];
   }
   Tensor head_weight(const Run& run) const;
+  bool finite(const Tensor& x);
 
   Ops& ops_;
   ModelConfig config_;

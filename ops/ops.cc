@@ -343,9 +343,12 @@ void Ops::linear_cross_entropy(const Tensor& nll, const Tensor& dx, const Tensor
 void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
                 const Tensor& v, const AdamWArgs& args) {
   const auto flat = [&](const Tensor& t) { return f32(t, p.rows, p.cols); };
+  const auto half = [&](const Tensor& t) {
+    return t.dtype == DType::BF16 && same_shape(t, p) && t.contiguous();
+  };
   require(
-      flat(p) && flat(g) && flat(m) && flat(v) && args.step >= 1 &&
-          absent_or(copy.dtype == DType::BF16 && same_shape(copy, p) && copy.contiguous(), copy),
+      (flat(p) ? absent_or(half(copy), copy) : half(p) && !copy) && flat(g) && flat(m) && flat(v) &&
+          args.step >= 1,
       "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
   const Timed timed(*this, "adamw", 0, {p, p, m, m, v, v, g, copy});
   do_adamw(p, copy, g, m, v, args);

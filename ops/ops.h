@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/philox.h"
 #include "core/tensor.h"
 
 namespace loqal {
@@ -48,7 +49,8 @@ class Buffer {
 struct MatmulArgs {
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;  ///< C += instead of C =
-  Tensor bias;              ///< F32 [1, cols of C], added to each row; may be empty
+  Tensor bias;              ///< F32 [1, cols of C], added to each row; may be empty. May be rounded
+                            ///< to C's type first
   Tensor residual;          ///< X [like C], added; may be empty; may not overlap C
 };
 
@@ -68,6 +70,7 @@ struct AdamWArgs {
   float lr, beta1, beta2, eps, weight_decay;
   int64_t step;      ///< 1 for the first update: bias correction 1 - beta^step
   float grad_scale;  ///< the gradient is multiplied by this first (clipping)
+  PhiloxStream rounding{0, Purpose::rounding};  ///< of p in BF16
 };
 
 class Ops {
@@ -173,7 +176,9 @@ class Ops {
   // ---- optimizer --------------------------------------------------------------------------
   /// AdamW (Loshchilov & Hutter 2019), in PyTorch's order: p -= lr*wd*p;
   /// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr/(1-b1^t) * m / (sqrt(v/(1-b2^t)) + eps).
-  /// p, g, m, v F32 alike; copy BF16 alike = bf16(p), may be empty.
+  /// p, g, m, v F32 alike; copy BF16 alike = bf16(p), may be empty. p may be BF16 itself, without a
+  /// copy: then it is rounded stochastically, element i with half(i) of args.rounding, for to-nearest
+  /// would lose every update below 1/512 of p.
   void adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
              const AdamWArgs& args);
 
@@ -242,5 +247,17 @@ class Ops {
 
 /// threads 0: all usable CPUs. dry: counts memory, starts nothing.
 std::unique_ptr<Ops> make_cpu_ops(int threads = 0, bool dry = false);
+
+/// On a GPU that is usable(). dry: counts memory, needs no GPU. Error where the program was built
+/// without CUDA, unless dry.
+std::unique_ptr<Ops> make_cuda_ops(int device = 0, bool dry = false);
+
+/// Whether the program can use a GPU of this machine.
+struct CudaStatus {
+  bool usable;
+  std::string text;  ///< what it is, or else why it cannot: "there is no NVIDIA driver"
+};
+CudaStatus cuda_status(int device = 0);
+int64_t cuda_free_bytes(int device = 0);  ///< of a usable GPU's memory
 
 }  // namespace loqal

@@ -33,7 +33,9 @@ void AdamW::update(int group, float* grads, double scale) {
                          .eps = float(config_.eps),
                          .weight_decay = table[i].decays() ? float(config_.weight_decay) : 0.0f,
                          .step = step_,
-                         .grad_scale = float(scale)};
+                         .grad_scale = float(scale),
+                         .rounding = {config_.seed, Purpose::rounding, 0, uint32_t(i),
+                                      uint64_t(step_)}};
     ops_.adamw(params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads),
                state("adam_m", i), state("adam_v", i), args);
   });

@@ -13,13 +13,14 @@ namespace loqal {
 /// How an optimizer reaches the parameters it updates; the model provides it.
 struct ParamAccess {
   const ParamTable* table;
-  std::function<Tensor(int)> parameter;     ///< F32 master
+  std::function<Tensor(int)> parameter;     ///< F32, or BF16 without a copy
   std::function<Tensor(int)> compute_copy;  ///< BF16 copy to be kept equal, or empty
 };
 
 struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;  ///< decoupled, on 2-D weights only (Param::decays)
+  uint64_t seed = 0;          ///< of the stochastic rounding of bf16 parameters
 };
 
 /// AdamW with fp32 moments. A step is: begin_step(), then update() once for each group.

@@ -64,6 +64,9 @@ class CpuOps final : public Ops {
                 const Tensor& v, const AdamWArgs& args) override;
 
  private:
+  template <class P>
+  void adamw(P* pp, int64_t count, const Tensor& copy, const Tensor& g, const Tensor& m,
+             const Tensor& v, const AdamWArgs& args);
   /// Runs rows(first, last) over [0, n) in tasks of about `bytes_per_row`-sized work.
   template <class Rows>
   void for_rows(int64_t n, int64_t elements_per_row, const Rows& rows) {

@@ -103,6 +103,17 @@ TEST_F(RunDirectory, InitMayBeGoneWhenTheRunIsResumed) {
   expect("--resume b/step_00000002", 0, {"done"});
 }
 
+// The tokenizer that a checkpoint inherits from the one before outlives that one.
+TEST_F(RunDirectory, ThePrunedCheckpointsTokenizerTravelsOn) {
+  expect(tiny_ + data_ + " --steps 2 --out a", 0);
+  std::ofstream(dir_ / "a/step_00000002/tokenizer_config.json") << "{}";
+  expect("--init a/step_00000002 --batch-size 4 --steps 6 --save-every 1 --keep 1 --out b" + data_, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "b/step_00000005"));
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "b/step_00000006/tokenizer_config.json"));
+  expect("--resume b --steps 8", 0);
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "b/step_00000008/tokenizer_config.json"));
+}
+
 TEST_F(RunDirectory, ThreadsMayChangeOnTheWay) {
   const std::string command = tiny_ + data_ + " --steps 20 --save-every 10 --threads ";
   expect(command + "2 --out whole", 0);

@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 
-SHAPES = ["gpt2-124M", "gpt2-124M-T64", "char", "llama-60M"]
+SHAPES = {"cpu": ["gpt2-124M", "gpt2-124M-T64", "char", "llama-60M"],
+          "cuda": ["gpt2-124M-T1024", "llama-130M-T1024", "llama-350M-T1024"]}
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 # What the operations of class Ops are to a reader of a time budget.
@@ -59,7 +60,7 @@ def compare(options, loqal, torch):
         for dtype in options.dtypes:
             # Without AVX512-BF16 PyTorch 1.13 multiplies bf16 in a scalar loop: one step of the
             # 6 x 384 shape had not ended after 150 s.
-            measurable = options.have_torch and (dtype == "fp32" or "avx512_bf16" in cpu_flags())
+            measurable = options.have_torch and (dtype == "fp32" or options.device == "cuda" or "avx512_bf16" in cpu_flags())
             ours, theirs = [], []
             for _ in range(options.rounds):
                 ours.append(run(loqal(shape, dtype, options.threads)))
@@ -71,8 +72,13 @@ def compare(options, loqal, torch):
                 fastest = min(t["fastest_ms"] for t in theirs) / min(o["fastest_ms"] for o in ours)
                 line += (f" {median(theirs, 'ms_per_step'):11.0f} {statistics.median(ratios):6.2f}"
                          f" {f'({min(ratios):.2f}-{max(ratios):.2f})':>13} {fastest:8.2f}   {theirs[0]['blas']}")
+                if options.device == "cuda":
+                    line += (f"{ours[0]['bytes'] / 2**30:.1f} GiB, PyTorch {theirs[0]['peak_gpu_bytes'] / 2**30:.1f} GiB;"
+                             f" {median(ours, 'tokens_per_s'):.0f} tokens/s, {median(theirs, 'tokens_per_s'):.0f}")
             elif options.have_torch:
                 line += "           -      -                        (PyTorch has no fast bf16 on this CPU)"
+            elif options.device == "cuda":
+                line += f"   {ours[0]['bytes'] / 2**30:.1f} GiB, {median(ours, 'tokens_per_s'):.0f} tokens/s"
             print(line, flush=True)
             results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
     return results
@@ -132,24 +138,29 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", type=int, default=3, help="steps timed in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
-    parser.add_argument("--dtypes", nargs="*", default=["fp32", "bf16"])
-    parser.add_argument("--scaling", nargs="*", default=["char", "gpt2-124M-T64"], choices=SHAPES)
+    parser.add_argument("--device", choices=list(SHAPES), default="cpu")
+    parser.add_argument("--shapes", nargs="*", help="default: all of the device")
+    parser.add_argument("--dtypes", nargs="*", help="default: fp32 and bf16; on a GPU bf16")
+    parser.add_argument("--scaling", nargs="*", default=["char", "gpt2-124M-T64"], choices=SHAPES["cpu"])
     options = parser.parse_args()
-    options.have_torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0
+    gpu = options.device == "cuda"
+    options.shapes = options.shapes or SHAPES[options.device]
+    options.dtypes = options.dtypes or (["bf16"] if gpu else ["fp32", "bf16"])
+    check = "import torch; torch.ones(1, device='cuda')" if gpu else "import torch"
+    options.have_torch = subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
     if not options.have_torch:
-        print("PyTorch is not installed (scripts/install_deps.sh bench): loqal alone")
+        print("PyTorch is not here" + (", or sees no GPU" if gpu else " (scripts/install_deps.sh bench)") + ": loqal alone")
 
     def loqal(shape, dtype, threads):
-        return [options.bench, shape, dtype, str(threads), str(options.steps)]
+        return [options.bench, shape, dtype, "cuda" if gpu else str(threads), str(options.steps)]
 
     def torch(shape, dtype):
-        return [sys.executable, os.path.join(HERE, "torch_bench.py"), "--shape", shape, "--dtype", dtype, "--threads",
-                str(options.threads), "--steps", str(options.steps), "--warmup", "1", "--json"]
+        return [sys.executable, os.path.join(HERE, "torch_bench.py"), "--shape", shape, "--dtype", dtype, "--device", options.device,
+                "--threads", str(options.threads), "--steps", str(options.steps), "--warmup", "1", "--json"]
 
     steps = compare(options, loqal, torch)
     print_budgets(steps)
-    numbers = {"steps": steps, "scaling": scaling(options, loqal)}
+    numbers = {"steps": steps} if gpu else {"steps": steps, "scaling": scaling(options, loqal)}
     with open(options.out, "w") as file:
         json.dump(numbers, file, indent=1)
     print(f"numbers: {options.out}")

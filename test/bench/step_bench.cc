@@ -1,6 +1,6 @@
 // Whole training steps on the shapes that PyTorch is measured on (test/bench/torch_bench.py), and
 // where their time goes. Random tokens, random weights. Prints one JSON line per run:
-//   step_bench SHAPE fp32|bf16 THREADS STEPS
+//   step_bench SHAPE fp32|bf16 THREADS|cuda STEPS
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -25,6 +25,9 @@ const std::map<std::string, Shape> kShapes = {
     {"gpt2-124M-T64", {"gpt2-124M", 0, 0, 0, 0, 4, 64}},
     {"char", {"gpt2-124M", 6, 384, 6, 65, 12, 256}},
     {"llama-60M", {"llama-60M", 0, 0, 0, 0, 8, 256}},
+    {"gpt2-124M-T1024", {"gpt2-124M", 0, 0, 0, 0, 16, 1024}},
+    {"llama-130M-T1024", {"llama-130M", 0, 0, 0, 0, 16, 1024}},
+    {"llama-350M-T1024", {"llama-350M", 0, 0, 0, 0, 16, 1024}},
 };
 
 ModelConfig config_of(const Shape& s) {
@@ -40,17 +43,28 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+/// Seconds of one call, until the device has done it.
+template <class F>
+double seconds_of(Ops& ops, const F& call) {
+  std::map<std::string, OpCost> costs;
+  ops.profile(&costs);
+  call();
+  ops.profile(nullptr);
+  double seconds = 0;
+  for (const auto& [name, cost] : costs) seconds += cost.seconds;
+  return seconds;
+}
+
 /// Bytes per second, read and written, of the best of several passes over more than caches hold. In
 /// place: writing elsewhere would read the lines to be overwritten, too.
 double memory_bandwidth(Ops& ops) {
-  constexpr int64_t n = 32 << 20;
+  constexpr int64_t n = 64 << 20;
   const Buffer memory = ops.alloc(n * 4, "workspace");
   const Tensor x(memory.as<float>(), 1, n);
   double best = 0;
   for (int round = 0; round < 5; round++) {
-    const auto begin = std::chrono::steady_clock::now();
-    ops.copy(x, x);
-    if (round > 0) best = std::max(best, double(2 * n * 4) / seconds_since(begin));
+    const double seconds = seconds_of(ops, [&] { ops.copy(x, x); });
+    if (round > 0) best = std::max(best, double(2 * n * 4) / seconds);
   }
   return best;
 }
@@ -59,28 +73,27 @@ double memory_bandwidth(Ops& ops) {
 /// shared machine's speed changes within seconds, so each step is compared with the peak around it.
 class Peak {
  public:
-  Peak(Ops& ops, DType X)
+  Peak(Ops& ops, DType X, int64_t n)
       : ops_(ops),
+        n_(n),
         a_(ops.alloc(n * n * int64_t(size_of(X)), "workspace")),
         b_(ops.alloc(n * n * int64_t(size_of(X)), "workspace")),
-        c_(ops.alloc(n * n * 4, "workspace")),
+        c_(ops.alloc(n * n * int64_t(size_of(X)), "workspace")),
         X_(X) {
     measure();
   }
   double measure() {
-    double best = 0;
-    for (int round = 0; round < 5; round++) {
-      const auto begin = std::chrono::steady_clock::now();
-      ops_.matmul({c_.as<float>(), n, n}, {a_.data(), X_, n, n}, {b_.data(), X_, n, n},
-                  {.transpose_b = true});
-      best = std::max(best, 2.0 * n * n * n / seconds_since(begin));
-    }
-    return best;
+    const Tensor a(a_.data(), X_, n_, n_), b(b_.data(), X_, n_, n_), c(c_.data(), X_, n_, n_);
+    double fastest = 1e30;
+    for (int round = 0; round < 5; round++)
+      fastest = std::min(
+          fastest, seconds_of(ops_, [&] { ops_.matmul(c, a, b, {.transpose_b = true}); }));
+    return 2.0 * double(n_) * double(n_) * double(n_) / fastest;
   }
 
  private:
-  static constexpr int64_t n = 1248;
   Ops& ops_;
+  int64_t n_;
   Buffer a_, b_, c_;
   DType X_;
 };
@@ -124,14 +137,15 @@ class Step {
   std::vector<int32_t> ids_;
 };
 
-int run(const std::string& name, bool bf16, int threads, int steps) {
+int run(const std::string& name, bool bf16, const std::string& device, int steps) {
   const Shape shape = kShapes.at(name);
   const ModelConfig config = config_of(shape);
-  const auto ops = make_cpu_ops(threads);
+  const bool cuda = device == "cuda";
+  const auto ops = cuda ? make_cuda_ops() : make_cpu_ops(std::stoi(device));
   const DType X = bf16 ? DType::BF16 : DType::F32;
   const double N = double(shape.B * shape.T), flops = flops_per_token(config) * N;
   const double bandwidth = memory_bandwidth(*ops);
-  Peak peak_meter(*ops, X);
+  Peak peak_meter(*ops, X, cuda ? 8192 : 1248);
   Step step(*ops, config, shape.B, X);
   step.run();  // touches memory, creates primitives
   std::vector<double> seconds, peaks = {peak_meter.measure()}, shares;
@@ -155,7 +169,7 @@ int run(const std::string& name, bool bf16, int threads, int steps) {
                   {"floor_ms", 1e3 * std::max(cost.flops / peak, cost.bytes / bandwidth)}};
   const Json result = {{"shape", name},
                        {"dtype", bf16 ? "bf16" : "fp32"},
-                       {"threads", threads},
+                       {"threads", device},
                        {"ms_per_step", median(seconds) * 1e3},
                        {"fastest_ms", *std::min_element(seconds.begin(), seconds.end()) * 1e3},
                        {"tokens_per_s", N / median(seconds)},
@@ -177,9 +191,8 @@ int main(int argc, char** argv) {
   if (argc != 5 || !loqal::kShapes.count(argv[1])) {
     std::fprintf(
         stderr,
-        "usage: step_bench gpt2-124M|gpt2-124M-T64|char|llama-60M fp32|bf16 THREADS STEPS\n");
+        "usage: step_bench gpt2-124M[-T64|-T1024]|char|llama-60M|llama-130M-T1024|llama-350M-T1024 fp32|bf16 THREADS|cuda STEPS\n");
     return 2;
   }
-  return loqal::run(argv[1], std::string(argv[2]) == "bf16", std::stoi(argv[3]),
-                    std::stoi(argv[4]));
+  return loqal::run(argv[1], std::string(argv[2]) == "bf16", argv[3], std::stoi(argv[4]));
 }

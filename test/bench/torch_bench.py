@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The baseline: milliseconds per training step of PyTorch on this CPU, for the shapes that our own benchmark uses.
+"""The baseline: milliseconds per training step of PyTorch, for the shapes that our own benchmark uses.
 
     /usr/bin/python3 test/bench/torch_bench.py --shape gpt2-124M --dtype fp32 --threads 2 --steps 5
 
 A step is forward, cross-entropy over all positions, backward, clipping to norm 1, AdamW. Models are written for speed
-in plain PyTorch: fused qkv (Llama: fused qkv and gate+up too), batched-matmul attention, foreach AdamW. One JSON line.
+in plain PyTorch: fused qkv (Llama: fused qkv and gate+up too), batched-matmul attention, foreach AdamW. On a GPU
+(--device cuda) torch.compile, scaled_dot_product_attention (FlashAttention) and fused AdamW. One JSON line.
 """
 import argparse
 import ctypes
@@ -21,6 +22,9 @@ SHAPES = {
     "gpt2-124M-T64":   ("gpt2", 12, 768, 12, 3072, 50257, 64, 4, True),
     "char":            ("gpt2", 6, 384, 6, 1536, 65, 256, 12, True),
     "llama-60M":       ("llama", 8, 512, 8, 1376, 32000, 256, 8, False),
+    "gpt2-124M-T1024": ("gpt2", 12, 768, 12, 3072, 50257, 1024, 16, True),
+    "llama-130M-T1024": ("llama", 12, 768, 12, 2048, 32000, 1024, 16, False),
+    "llama-350M-T1024": ("llama", 24, 1024, 16, 2736, 32000, 1024, 16, False),
     "tiny":            ("gpt2", 2, 64, 2, 256, 65, 32, 2, True),  # only to see that this script works
 }
 
@@ -33,12 +37,13 @@ def arguments():
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--steps", type=int, default=5, help="timed steps, after --warmup")
     p.add_argument("--warmup", type=int, default=2)
-    p.add_argument("--attention", choices=["auto", "softmax", "baddbmm"], default="auto")
+    p.add_argument("--attention", choices=["auto", "softmax", "baddbmm", "sdpa"], default="auto")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--json", action="store_true", help="JSON only, nothing on stderr")
     return p.parse_args()
 
 
-def build(name):
+def build(name, device):
     import torch
     import torch.nn.functional as F
 
@@ -47,10 +52,10 @@ def build(name):
     params = {}
 
     def weight(key, out, inn):
-        params[key] = torch.nn.Parameter(torch.randn(out, inn) * 0.02)
+        params[key] = torch.nn.Parameter(torch.randn(out, inn, device=device) * 0.02)
 
     def vector(key, n, value):
-        params[key] = torch.nn.Parameter(torch.full((n,), value))
+        params[key] = torch.nn.Parameter(torch.full((n,), value, device=device))
 
     weight("wte", V, C)
     if arch == "gpt2":
@@ -71,8 +76,8 @@ def build(name):
     if not tied:
         weight("head", V, C)
 
-    mask = torch.full((T, T), -math.inf).triu(1)
-    angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, HS, 2) / HS)
+    mask = torch.full((T, T), -math.inf, device=device).triu(1)
+    angle = torch.arange(T, device=device)[:, None] * 10000.0 ** (-torch.arange(0, HS, 2, device=device) / HS)
     cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
 
     def attention_softmax(q, k, v):  # [B*NH,T,HS]
@@ -83,7 +88,11 @@ def build(name):
         scores = torch.baddbmm(mask.to(q.dtype), q, k.transpose(1, 2), alpha=1 / math.sqrt(HS))
         return torch.bmm(torch.softmax(scores, -1), v)
 
-    attention = {"softmax": attention_softmax, "baddbmm": attention_baddbmm}
+    def attention_sdpa(q, k, v):  # PyTorch 2; 4-D, or it does not take FlashAttention
+        q, k, v = (x.view(B, NH, T, HS) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).reshape(B * NH, T, HS)
+
+    attention = {"softmax": attention_softmax, "baddbmm": attention_baddbmm, "sdpa": attention_sdpa}
 
     def rotate(x):
         a, b = x.chunk(2, -1)
@@ -118,8 +127,8 @@ def build(name):
         logits = F.linear(norm(x, "nf"), params["wte" if tied else "head"])
         return F.cross_entropy(logits.view(B * T, V).float(), targets.view(-1))
 
-    tokens = torch.randint(0, V, (B, T))
-    return params, forward, tokens, torch.randint(0, V, (B, T)), B * T
+    tokens, targets = (torch.randint(0, V, (B, T), device=device) for _ in range(2))
+    return params, forward, tokens, targets, B * T
 
 
 def linked_blas():
@@ -164,7 +173,7 @@ def fastest(candidates):
                 start = time.perf_counter()
                 run()
                 times[name] = time.perf_counter() - start
-        except (TypeError, RuntimeError, ValueError):
+        except (AttributeError, TypeError, RuntimeError, ValueError):
             times.pop(name, None)
         run = None  # frees an optimizer's moments before the next one has its own
     return min(times, key=times.get)
@@ -197,8 +206,11 @@ def main():
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    params, forward, tokens, targets, tokens_per_step = build(args.shape)
-    autocast = lambda: torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.dtype == "bf16")  # noqa: E731
+    params, forward, tokens, targets, tokens_per_step = build(args.shape, args.device)
+    cuda = args.device == "cuda"
+    if cuda:
+        forward = torch.compile(forward)
+    autocast = lambda: torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.dtype == "bf16")  # noqa: E731
 
     def gradients(attend):
         for x in params.values():
@@ -208,13 +220,15 @@ def main():
         loss.backward()
         return loss
 
-    gradients("softmax")
-    attend = args.attention
+    attend = "sdpa" if cuda and args.attention == "auto" else args.attention
+    gradients("softmax" if attend == "auto" else attend)
     if attend == "auto":
-        attend = fastest({name: lambda name=name: lambda: gradients(name) for name in ("softmax", "baddbmm")})
-    variant = fastest({name: lambda name=name: adamw(params, name).step for name in ("loop", "foreach", "fused")})
+        attend = fastest({name: lambda name=name: lambda: gradients(name) for name in ("softmax", "baddbmm", "sdpa")})
+    variant = "fused" if cuda else fastest({name: lambda name=name: adamw(params, name).step for name in ("loop", "foreach", "fused")})
     optimizer = adamw(params, variant)
     reset_peak_memory()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
 
     def step():
         loss = gradients(attend)
@@ -232,10 +246,10 @@ def main():
             print(f"step {i}: loss {loss:.4f}, {1e3 * (time.perf_counter() - start):.1f} ms", file=sys.stderr)
     seconds = statistics.median(times)
     print(json.dumps({
-        "shape": args.shape, "dtype": args.dtype, "threads": args.threads, "ms_per_step": round(1e3 * seconds, 2),
+        "shape": args.shape, "dtype": args.dtype, "device": args.device, "threads": args.threads, "ms_per_step": round(1e3 * seconds, 2),
         "fastest_ms": round(1e3 * min(times), 2),
         "tokens_per_s": round(tokens_per_step / seconds, 1), "blas": linked_blas(),
-        "peak_rss_bytes": peak_memory(), "torch": torch.__version__,
+        "peak_rss_bytes": peak_memory(), "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else 0, "torch": torch.__version__,
         "steps": args.steps, "attention": attend, "optimizer": variant,
         "omp_wait_policy": wait_policy, "load": os.getloadavg()[0]}))
 

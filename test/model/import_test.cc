@@ -246,7 +246,8 @@ TEST_F(ImportTied, TokenIdsOfConfigs) {
 TEST_F(ImportTied, ExportIsACheckpointsModelWithTokenizersOfHuggingFacesNames) {
   write_file_atomic(dir_ / "encoder.json", "{}");
   write_file_atomic(dir_ / "vocab.bpe", "#");
-  const TokenizerFiles files{{dir_ / "encoder.json", dir_ / "vocab.bpe"}, 3, {4, 9}};
+  const TokenizerFiles files{
+      read_tokenizer_files({dir_ / "encoder.json", dir_ / "vocab.bpe"}), 3, {4, 9}};
   save_checkpoint(dir_ / "c", saved_.model, saved_.optimizer, Json::object(), files);
   export_model(dir_ / "e/", saved_.model, files);
   for (const char* name : {"model.safetensors", "config.json", "vocab.json", "merges.txt"})

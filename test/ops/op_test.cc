@@ -6,10 +6,6 @@
 
 namespace loqal::test {
 
-std::vector<OpsFactory> present_ops() {
-  return {{"CPU1", [] { return make_cpu_ops(1); }}, {"CPU2", [] { return make_cpu_ops(2); }}};
-}
-
 Ops& shared_ops(size_t index) {
   static std::vector<std::unique_ptr<Ops>> made(present_ops().size());
   if (!made[index]) made[index] = present_ops()[index].make();

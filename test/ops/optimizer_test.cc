@@ -1,11 +1,13 @@
 // AdamW.
+#include <deque>
+
 #include "test/ops/op_test.h"
 
 namespace loqal::test {
 namespace {
 
-// fp32 only: parameters, gradients and moments are. The type parameter chooses whether a bf16 copy
-// is kept.
+// Gradients and moments are fp32. The type parameter chooses whether fp32 parameters have a bf16
+// copy.
 LOQAL_OP_TESTS(AdamWTest);
 
 // reports.md N11: one step on a 3-vector equals the closed form. At step 1 mhat = g and vhat = g^2,
@@ -63,6 +65,61 @@ TEST_P(AdamWTest, ZeroGradientAndLateSteps) {
     ops.adamw(p.out(), {}, g.in(), m.out(), v.out(), {0.1f, 0.9f, 0.999f, 1e-8f, 0.5f, step, 1.0f});
     for (const double x : p.after().v) EXPECT_NEAR(x, 0.5 * (1 - 0.05), 1e-7);
   }
+}
+
+// ---- bf16 parameters without an fp32 copy --------------------------------------------------
+
+AdamWArgs stochastic(int64_t step) {
+  AdamWArgs args{1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1.0f};
+  args.rounding = PhiloxStream(7, Purpose::rounding, 0, 3, uint64_t(step));
+  return args;
+}
+
+// Each result is one of the two neighbours of what an fp32 parameter would have become, and over
+// many elements the mean is kept: nearest would lose it.
+TEST_P(AdamWTest, Bf16ParametersAreRoundedStochastically) {
+  const int64_t rows = 61, cols = 133;
+  const Mat<double> start = round_to(DType::BF16, normal(rows, cols, 1)), gv = normal(rows, cols, 2);
+  Array half(ops, DType::BF16, start), whole(ops, DType::F32, start), g(ops, DType::F32, gv);
+  std::deque<Array> moments;
+  for (int i = 0; i < 4; i++) moments.emplace_back(ops, DType::F32, Mat<double>(rows, cols));
+  ops.adamw(half.out(), {}, g.in(), moments[0].out(), moments[1].out(), stochastic(1));
+  ops.adamw(whole.out(), {}, g.in(), moments[2].out(), moments[3].out(), stochastic(1));
+  expect_equal(moments[0].after(), moments[2].after(), "m");
+  expect_equal(moments[1].after(), moments[3].after(), "v");
+  const Mat<double> exact = whole.after(), got = half.after(), nearest = round_to(DType::BF16, exact);
+  double bias = 0, spacing = 0;
+  int64_t moved = 0;
+  for (size_t i = 0; i < exact.v.size(); i++) {
+    const double x = exact.v[i], step = std::ldexp(1.0, std::ilogb(x) - 7);
+    EXPECT_LT(std::abs(got.v[i] - x), step) << i;
+    EXPECT_EQ(got.v[i], double(to_float(to_bf16(float(got.v[i])))));
+    const double towards = gv.v[i] > 0 ? -1 : 1;  // of the update
+    bias += towards * (got.v[i] - x);
+    spacing += step;
+    moved += got.v[i] != nearest.v[i];
+  }
+  // The deviation of the sum is below spacing / 2 of one element times sqrt(n): 1 % of `spacing`.
+  EXPECT_LT(std::abs(bias), 0.02 * spacing);
+  EXPECT_GT(moved, int64_t(exact.v.size()) / 10);
+}
+
+// A value that bf16 holds stays, whatever the random bits; the same key gives the same bytes,
+// another one others.
+TEST_P(AdamWTest, StochasticRoundingIsAFunctionOfItsKey) {
+  const Mat<double> start = round_to(DType::BF16, normal(1, 1003, 1));
+  const auto after = [&](int64_t step, float lr) {
+    Array p(ops, DType::BF16, start), g(ops, DType::F32, normal(1, 1003, 2)),
+        m(ops, DType::F32, Mat<double>(1, 1003)), v(ops, DType::F32, Mat<double>(1, 1003));
+    AdamWArgs args = stochastic(step);
+    args.lr = lr;
+    ops.adamw(p.out(), {}, g.in(), m.out(), v.out(), args);
+    return p.bytes();
+  };
+  Array unchanged(ops, DType::BF16, start);
+  EXPECT_EQ(after(1, 0), unchanged.bytes());
+  EXPECT_EQ(after(1, 1e-3f), after(1, 1e-3f));
+  EXPECT_NE(after(1, 1e-3f), after(2, 1e-3f));
 }
 
 TEST_P(AdamWTest, NaNGradientIsNotHidden) {

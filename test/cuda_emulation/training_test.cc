@@ -1,0 +1,78 @@
+// Whole training runs on the emulated GPU, by the program itself: $LOQAL_BIN_DIR/train is ./train
+// with ops/cuda/ on top of the emulation.
+#include <gtest/gtest.h>
+
+#include "test/async/train_cli.h"
+
+namespace loqal {
+namespace {
+
+class CudaTraining : public TrainCli {
+ protected:
+  std::vector<double> losses(const std::string& options, const std::string& device) {
+    expect(options + data_ + " --steps 20 --lr 3e-3 --warmup 2 --save-every 0 --device " + device +
+               " --out " + device,
+           0);
+    std::vector<double> out;
+    for (const Json& r : records(device + "/log.jsonl", "train")) out.push_back(r["loss"]);
+    return out;
+  }
+
+  /// The losses of 20 steps agree with the CPU's, relative to them, and fall on the way.
+  void expect_agreement(const std::string& model) {
+    for (const auto& [precision, tolerance] : {std::pair{"fp32", 1e-5}, {"bf16", 2e-3}}) {
+      SCOPED_TRACE(precision);
+      const std::string options = cat(model, " --precision ", precision);
+      const std::vector<double> cpu = losses(options, "cpu"), cuda = losses(options, "cuda");
+      ASSERT_EQ(cpu.size(), 20u);
+      ASSERT_EQ(cuda.size(), 20u);
+      double worst = 0;
+      for (size_t i = 0; i < cpu.size(); i++)
+        worst = std::max(worst, std::abs(cuda[i] - cpu[i]) / cpu[i]);
+      EXPECT_LT(worst, tolerance);
+      RecordProperty(precision, cat(worst));
+      std::filesystem::remove_all(dir_ / "cpu");
+      std::filesystem::remove_all(dir_ / "cuda");
+    }
+  }
+};
+
+TEST_F(CudaTraining, Gpt2LossesAgreeWithTheCpu) {
+  expect_agreement(
+      " --model gpt2-tiny --layers 2 --width 64 --heads 4 --vocab 64 --seq-len 48 --batch-size 4");
+}
+
+// Grouped heads, an odd feed-forward width as Llama 1B's, an untied head.
+TEST_F(CudaTraining, LlamaLossesAgreeWithTheCpu) {
+  expect_agreement(
+      " --model llama-9M --layers 2 --width 64 --heads 4 --kv-heads 2 --ffn 171 --vocab 64"
+      " --seq-len 48 --batch-size 4");
+}
+
+TEST_F(CudaTraining, AutoTakesTheGpuAndSaysSo) {
+  const std::string options = tiny_ + data_ + " --steps 2 --out a";
+  expect(options, 0, {"device      emulated GPU, 4 GiB", "bf16", "compute capability 8.0"});
+  EXPECT_EQ(records("a/log.jsonl", "run").at(0)["options"]["device"], "cuda");
+}
+
+TEST_F(CudaTraining, TheSameRunGivesTheSameBytesAndResumesExactly) {
+  const std::string options = tiny_ + data_ + " --device cuda --save-every 4 --steps 8";
+  expect(options + " --out a", 0);
+  expect(options + " --out b", 0);
+  expect_same("a/step_00000008", "b/step_00000008");
+  std::filesystem::remove_all(dir_ / "b/step_00000008");
+  expect("--resume b --device cuda", 0);
+  expect_same("a/step_00000008", "b/step_00000008");
+}
+
+// 4 GiB is what the emulated GPU has.
+TEST_F(CudaTraining, TooLittleMemory) {
+  const std::string large = " --model llama-1B --vocab 64" + data_ + " --out a";
+  expect(large + " --device cuda", 1, {"of the GPU's memory, 4096 MiB are available"});
+  expect("--dry-run --model llama-1B --device cuda", 0, {"workspace"});
+  expect("--dry-run --model llama-1B --device auto", 0,
+         {"device      cpu (not the GPU: this needs"});
+}
+
+}  // namespace
+}  // namespace loqal
