@@ -1,6 +1,7 @@
 #include "data/bpe_merge.h"
 
 #include <queue>
+#include <utility>
 
 namespace loqal {
 namespace {
@@ -25,6 +26,7 @@ void BpeMerges::apply(std::vector<int32_t>* ids) const {
   const int32_t n = int32_t(ids->size());
   std::vector<Symbol> symbols(ids->size());
   for (int32_t i = 0; i < n; i++) symbols[size_t(i)] = {(*ids)[size_t(i)], i - 1, i + 1};
+  std::vector<int32_t>().swap(*ids);  // memory counts where a document is one word
   const auto at = [&](int32_t i) -> Symbol& { return symbols[size_t(i)]; };
   const auto merge_at = [&](int32_t left) -> const Merge* {
     if (left < 0 || at(left).id < 0 || at(left).next >= n) return nullptr;
@@ -32,7 +34,9 @@ void BpeMerges::apply(std::vector<int32_t>* ids) const {
     return found == merges_.end() ? nullptr : &found->second;
   };
 
-  std::priority_queue<Candidate> queue;
+  std::vector<Candidate> room;
+  room.reserve(2 * symbols.size());  // each merge takes one and adds two at most: it never moves
+  std::priority_queue<Candidate> queue({}, std::move(room));
   const auto consider = [&](int32_t left) {
     if (const Merge* merge = merge_at(left)) queue.push({merge->rank, left});
   };

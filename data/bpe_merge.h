@@ -18,7 +18,7 @@ class BpeMerges {
   }
 
   /// Merges `symbols` in place. O(n log n), since a word may be a whole document without a blank;
-  /// memory: 20 to 30 bytes a symbol.
+  /// memory: 20 to 28 bytes a symbol.
   void apply(std::vector<int32_t>* symbols) const;
 
  private:
