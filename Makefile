@@ -68,7 +68,7 @@ endif
 # ---- CUDA: nvcc for the GPU; its headers are enough for the tests, which run kernels on the CPU -----
 # CUDA_ARCH: 90, "80 90", all; default: the GPU in this machine, or else 80. PTX of the last one is
 # added, so that newer GPUs run it as well. Sanitizer builds leave the GPU out.
-CUDA_HOME    ?= /usr/local/cuda
+CUDA_HOME    ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(or $(NVCC),$(shell command -v nvcc)))),/usr/local/cuda)
 CUDA_HEADERS := $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),1,0)
 ifndef NVCC
   NVCC := $(if $(filter release,$(MODE)),$(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc)))

@@ -33,7 +33,7 @@ int dry_run(Options o) {
   const ModelConfig config = resolve_model(o, data_vocabulary(o.train_data, tokenizer.get()));
   if (training) resolve_batch(o, config);
   check_export(o, config);
-  const std::string choice = choose_device(o, config, true);
+  const std::string choice = choose_device(o, config, training);
   const auto ops = make_device(o, true);
   const Parts parts = build_parts(*ops, config, o, training);
   const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
@@ -45,7 +45,7 @@ int dry_run(Options o) {
               << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
               << " FLOP a step\n";
   std::cout << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
-  print_memory(std::cout, *ops, program);
+  print_memory(std::cout, *ops, o.device == "cuda" ? 0 : program);
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
     std::cout << "  --" << name << " " << dump_json(value) << "\n";
@@ -84,7 +84,9 @@ Loaded load_for_reading(Options& o) {
     fail(cat("the tokenizer ", l.tokenizer->files().front(), " has ", l.tokenizer->vocab_size(),
              " ids, the model ", l.directory, " has ", l.config.V));
   check_export(o, l.config);
-  choose_device(o, l.config, false);
+  const std::string choice = choose_device(o, l.config, false);
+  if (isatty(STDERR_FILENO))
+    std::cerr << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);

@@ -186,7 +186,7 @@ void print_memory(std::ostream& out, const Ops& ops, int64_t program) {
     if (bytes) line(category, bytes);
     total += bytes;
   }
-  line("program and staging", program);
+  if (program) line("program and staging", program);
   line("total", total);
   out.unsetf(std::ios::floatfield);
 }
@@ -220,7 +220,8 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   options.batch_size = batch;
   const auto dry = make_device(options, true);
   const Parts parts = build_parts(*dry, config, options, training);
-  if (options.device == "cuda") return dry->peak_bytes();
+  constexpr int64_t driver = int64_t(300) << 20;  // context, code, cuBLAS
+  if (options.device == "cuda") return dry->peak_bytes() + driver;
   return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(parts.model->table());
 }
 
@@ -265,12 +266,18 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
 std::string choose_device(Options& o, const ModelConfig& config, bool training) {
   if (o.device == "cpu") return "";
   const CudaStatus gpu = cuda_status();
+  constexpr int64_t widest = 128;  // of ops/cuda/attention
+  if (o.device == "cuda" && config.HS > widest)
+    fail_usage(cat("--device cuda: heads are ", config.HS, " wide, at most ", widest, " can be"),
+               "more, smaller heads (--heads), or --device cpu");
   if (o.device == "cuda" && !o.dry_run && !gpu.usable)
     fail(cat("--device cuda: ", gpu.text),
          "--device auto takes the CPU where there is no GPU; --dry-run works without one");
   if (o.device == "cuda") return gpu.text;
   o.device = "cpu";
   if (!gpu.usable) return cat("no GPU: ", gpu.text);
+  if (config.HS > widest)
+    return cat("not the GPU: heads are ", config.HS, " wide, at most ", widest, " can be");
   Options on_gpu = o;
   on_gpu.device = "cuda";
   const int64_t needed = total_bytes(config, on_gpu, o.batch_size, training),

@@ -303,7 +303,8 @@ void TrainingRun::log_step(const StepResult& r, double seconds) {
 }
 
 int TrainingRun::finish(const std::string& reason, int exit_code) {
-  record({{"kind", "memory"}, {"category", "measured peak"}, {"bytes", peak_rss()}});
+  record({{"kind", "memory"}, {"category", "measured peak"},
+          {"bytes", o_.device == "cuda" ? ops_->peak_bytes() : peak_rss()}});
   record({{"kind", "end"}, {"step", step_}, {"reason", reason}, {"time", time()}});
   if (!unlogged_.empty())
     fail(cat(log_->path(), ": the last ", unlogged_.size(), " records could not be written"),

@@ -11,9 +11,9 @@ namespace {
 constexpr std::pair<const char*, int64_t Counts::*> kCounts[] = {
     {"documents", &Counts::documents}, {"empty", &Counts::empty},
     {"changed", &Counts::changed},     {"cut", &Counts::cut},
-    {"bytes", &Counts::bytes},         {"text_tokens", &Counts::text_tokens},
-    {"unknown", &Counts::unknown},     {"separators", &Counts::separators},
-    {"padding", &Counts::padding},
+    {"bytes", &Counts::bytes},         {"encoded", &Counts::encoded},
+    {"text_tokens", &Counts::text_tokens}, {"unknown", &Counts::unknown},
+    {"separators", &Counts::separators},   {"padding", &Counts::padding},
 };
 
 }  // namespace
@@ -75,6 +75,7 @@ void DocumentEncoder::append(const std::string& document, std::vector<int32_t>* 
                              Counts* counts) {
   counts->bytes += int64_t(document.size());
   const std::vector<int32_t> text = tokenizer_->encode(document);
+  counts->encoded += int64_t(text.size());
   counts->changed += !tokenizer_->restores(text, document);
   if (text.empty()) {
     counts->empty++;

@@ -18,6 +18,7 @@ struct Counts {
   int64_t changed = 0;      ///< that decode to another text (normalization, unknown characters)
   int64_t cut = 0;          ///< longer than a row
   int64_t bytes = 0;        ///< of text read
+  int64_t encoded = 0;      ///< tokens of that text, before rows cut it
   int64_t text_tokens = 0;  ///< written
   int64_t unknown = 0;      ///< of those
   int64_t separators = 0, padding = 0;

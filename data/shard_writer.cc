@@ -17,10 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Over the first bytes of a complete file.
-void write_header(const std::string& path, const ShardHeader& header) {
-  uint8_t words[kShardHeaderBytes];
-  format_shard_header(header, words);
+constexpr uint8_t kBlank[kShardHeaderBytes] = {};  // the count is known only at the end
+
+/// Over the first bytes of a file.
+void write_header(const std::string& path, const uint8_t (&words)[kShardHeaderBytes]) {
   const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   const bool written =
       fd >= 0 && pwrite(fd, words, sizeof words, 0) == ssize_t(sizeof words) && fsync(fd) == 0;
@@ -58,6 +58,8 @@ void ShardWriter::resume(const ShardProgress& from) {
   shards_ = from.complete;
   if (from.tokens > 0) {
     shards_.push_back({shard_path(prefix_, int64_t(shards_.size())), from.tokens, ""});
+    // It may have been closed after the flush that `from` is of; the sum is that of an open one.
+    write_header(tmp_path(shards_.back().path), kBlank);
     current_ = std::make_unique<FileWriter>(tmp_path(shards_.back().path), from.sum);
     tokens_ += from.tokens;
   }
@@ -93,8 +95,7 @@ void ShardWriter::open_next() {
   const std::string path = shard_path(prefix_, int64_t(shards_.size()));
   current_ = std::make_unique<FileWriter>(tmp_path(path));
   shards_.push_back({path, 0, ""});
-  const uint8_t blank[kShardHeaderBytes] = {};  // the count is known only at the end
-  current_->write(blank, sizeof blank);
+  current_->write(kBlank, sizeof kBlank);
 }
 
 void ShardWriter::close_current() {
@@ -102,7 +103,9 @@ void ShardWriter::close_current() {
   current_.reset();
   WrittenShard& shard = shards_.back();
   header_.tokens = shard.tokens;
-  write_header(tmp_path(shard.path), header_);
+  uint8_t words[kShardHeaderBytes];
+  format_shard_header(header_, words);
+  write_header(tmp_path(shard.path), words);
   shard.sha256 = sha256_file(tmp_path(shard.path));
 }
 

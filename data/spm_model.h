@@ -63,10 +63,6 @@ class SpmNormalizer {
   std::string normalize(std::string_view text) const;
   /// Bytes of the longest user-defined piece that `text` begins with, or 0. Rules do not touch it.
   size_t user_defined(std::string_view text) const;
-  /// True if the blank at text[at] may be cut out without changing how the two sides are
-  /// normalized: an ASCII letter or digit on each side, and no rule that begins at one of the three
-  /// characters and goes on.
-  bool can_cut(std::string_view text, size_t at) const;
 
  private:
   struct Step {

@@ -110,8 +110,7 @@ class SpmTokenizer : public Tokenizer {
 
   const std::string path_;
   std::shared_ptr<const sentencepiece::SentencePieceProcessor> processor_;  // thread-safe
-  std::shared_ptr<const SpmNormalizer> parts_;  // null: no text is parted
-  std::shared_ptr<const Unigram> unigram_;      // one of the two; both null: the library encodes
+  std::shared_ptr<const Unigram> unigram_;  // one of the two; both null: the library encodes
   std::shared_ptr<const SpmBpe> bpe_;
   std::shared_ptr<const std::vector<std::string>> spellings_;  // [vocab_size]
   bool adds_blank_ = false;

@@ -1,6 +1,7 @@
 #include "data/text_reader.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "core/error.h"
 #include "core/suggest.h"
@@ -22,6 +23,12 @@ std::string separator_of(const ReadOptions& options) {
     case Split::separator: return options.separator;
   }
   return "";
+}
+
+/// "c4-train.00000.json.gz", "x.jsonl". Bytes say what a file is; a name only that a broken first line
+/// is one of JSON, or half a corpus would pass as plain text.
+bool has_json_name(const std::string& path) {
+  return std::filesystem::path(path).filename().string().find(".json") != std::string::npos;
 }
 
 int64_t count_lines(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
@@ -114,10 +121,11 @@ TextReader::TextReader(const std::string& path, const ReadOptions& options, Skip
     skipped_->add(kUnreadable, e.what());
     return;
   }
-  const bool json = source_->content() == FileKind::json_lines;
+  const FileKind kind = source_->content();
+  json_ = kind == FileKind::json_lines || (kind == FileKind::other && has_json_name(path));
   splitter_ =
-      std::make_unique<Splitter>(source_.get(), json ? "\n" : separator_of(options),
-                                 !json && options.split == Split::blank, options.max_doc_bytes);
+      std::make_unique<Splitter>(source_.get(), json_ ? "\n" : separator_of(options),
+                                 !json_ && options.split == Split::blank, options.max_doc_bytes);
 }
 
 /// The next piece, with the number of documents added to a damaged stream's error.
@@ -135,7 +143,7 @@ bool TextReader::advance() {
 }
 
 bool TextReader::next(std::string* document) {
-  while (advance()) {
+  while (!(options_.interrupted && options_.interrupted()) && advance()) {
     Defect defect;
     if (accept(document, &defect)) {
       documents_++;
@@ -166,7 +174,7 @@ bool TextReader::accept(std::string* document, Defect* defect) const {
     defect->line += count_lines(std::string_view(piece).substr(0, bad));
     return false;
   }
-  if (source_->content() == FileKind::json_lines) return accept_json(document, defect);
+  if (json_) return accept_json(document, defect);
   *document = piece;
   if (options_.split == Split::line && document->ends_with('\r')) document->pop_back();
   return true;

@@ -2,6 +2,7 @@
 // memory is for one document (at most --max-doc-bytes) and a fixed buffer.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,6 +26,7 @@ struct ReadOptions {
   std::string separator;                      ///< for Split::separator; not empty
   int64_t max_doc_bytes = int64_t(16) << 20;  ///< of a document, or of a JSON line
   bool skip_bad = false;                      ///< count and go on, instead of an error
+  std::function<bool()> interrupted;          ///< asked before each document: read no more?
 };
 
 /// What was left out, by reason: how often, and where the first five times.
@@ -74,7 +76,8 @@ class TextReader {
   /// Skipped documents are added to `skipped`, which outlives the reader.
   TextReader(const std::string& path, const ReadOptions& options, SkipReport* skipped);
 
-  /// The next document, valid UTF-8, perhaps empty; false at the end of the file. Bad input
+  /// The next document, valid UTF-8, perhaps empty; false at the end of the file, or if
+  /// options.interrupted says so. Bad input
   /// (invalid UTF-8, malformed JSON, no or non-string text field, empty line, too long a document,
   /// a damaged gzip stream) is an Error that names file and line, or is counted if options say so;
   /// a damaged stream ends its file.
@@ -97,6 +100,7 @@ class TextReader {
   const std::string path_;
   const ReadOptions options_;
   SkipReport* skipped_;
+  bool json_ = false;  // JSON lines
   std::unique_ptr<ByteSource> source_;
   std::unique_ptr<Splitter> splitter_;  // null: the file could not be read and is skipped
   int64_t documents_ = 0;

@@ -33,7 +33,7 @@ constexpr int64_t kLongBudget = int64_t(2) << 20;     // of long documents being
 
 /// Documents of one input on their way from the reader to the shards.
 struct Batch {
-  int64_t bytes = 0;  // of text
+  int64_t bytes = 0;  // of memory: of text, and what holds it
   int64_t read = 0;   // of all inputs, as they lie on disk, when this batch was complete
   std::vector<std::string> documents;
   std::vector<int32_t> ids;  // in place of the documents
@@ -53,12 +53,20 @@ class BatchReader {
   bool next(Batch* batch) {
     if (input_ == options_.inputs.size()) return false;
     const std::string& path = options_.inputs[input_];
-    if (!reader_) reader_ = std::make_unique<TextReader>(path, options_.read, &skipped_);
+    if (!reader_) {
+      source_ = describe_source(path);
+      reader_ = std::make_unique<TextReader>(path, options_.read, &skipped_);
+    }
+    const auto interrupted = [&] { return options_.read.interrupted && options_.read.interrupted(); };
     std::string document;
     while (batch->bytes < kBatchBytes) {
-      if (options_.interrupted && options_.interrupted()) return false;
-      if (!reader_->next(&document)) {
-        batch->finished = describe_source(path);
+      const bool more = reader_->next(&document);
+      if (interrupted()) return false;
+      if (!more) {
+        const Source now = describe_source(path);
+        if (now.bytes != source_.bytes || now.modified != source_.modified)
+          fail(cat(path, ": changed while it was read"), "the same command reads it again");
+        batch->finished = source_;
         batch->finished->sha256 = reader_->file_sha256();
         batch->finished->documents = reader_->documents();
         before_ += batch->finished->bytes;
@@ -66,7 +74,7 @@ class BatchReader {
         input_++;
         break;
       }
-      batch->bytes += int64_t(document.size());
+      batch->bytes += int64_t(document.size() + 2 * sizeof document);  // empty ones cost as well
       batch->documents.push_back(std::move(document));
     }
     batch->read = before_ + (reader_ ? int64_t(reader_->file_offset()) : 0);
@@ -80,6 +88,7 @@ class BatchReader {
   int64_t before_ = 0;  // bytes of complete inputs
   SkipReport skipped_;
   std::unique_ptr<TextReader> reader_;  // of inputs[input_], once it is open
+  Source source_;                       // that file then
 };
 
 /// Encoding takes tens of bytes of memory a byte, so long documents share a budget; one that is
@@ -93,14 +102,22 @@ class LongDocuments {
     left_.wait(lock, [&] { return used_ == 0 || used_ + bytes <= kLongBudget; });
     used_ += bytes;
     lock.unlock();
+    const Return whatever_happens{*this, bytes};
     work();
     if (bytes > kLongBudget / 2) malloc_trim(0);  // or each thread keeps what its longest one took
-    lock.lock();
-    used_ -= bytes;
-    left_.notify_all();
   }
 
  private:
+  struct Return {
+    LongDocuments& budget;
+    int64_t bytes;
+    ~Return() {
+      const std::lock_guard lock(budget.mutex_);
+      budget.used_ -= bytes;
+      budget.left_.notify_all();
+    }
+  };
+
   std::mutex mutex_;
   std::condition_variable left_;
   int64_t used_ = 0;
@@ -116,6 +133,10 @@ class Job {
         layout_(choose_layout(*tokenizer_, options.tokenizer, options.bos, options.eos,
                               options.row_length)),
         work_(describe_work(options, *tokenizer_, layout_)) {
+    tokenizer_json_ = work_["tokenizer"];
+    tokenizer_json_["path"] = options.tokenizer;
+    for (const std::string& file : tokenizer_->files())
+      tokenizer_json_["files"].push_back({{"path", file}, {"sha256", sha256_file(file)}});
     if (options.row_length > options.shard_tokens)
       fail_usage(cat("--pad-to ", options.row_length, " is more than --shard-tokens ",
                      options.shard_tokens));
@@ -134,20 +155,16 @@ class Job {
       return true;
     }
     begin();
-    try {
-      process();
-    } catch (const Error& e) {
-      const bool kept = keep_or_clear();
-      throw Error(e.exit_code, e.what(),
-                  kept ? cat(e.hint, e.hint.empty() ? "" : "; ", resumable()) : e.hint);
-    }
+    keeping_what_is_done([&] { process(); });
     if (sources_.size() < options_.inputs.size()) {
       if (keep_or_clear()) log_ << "stopped: " << resumable() << std::endl;
       return false;
     }
     check_result();
-    writer_->finish();
-    writer_->publish(manifest());
+    keeping_what_is_done([&] {
+      writer_->finish();
+      writer_->publish(manifest());
+    });
     journal.remove();
     summarize();
     return true;
@@ -204,6 +221,7 @@ class Job {
           encoders[size_t(thread)].append(document, &batch->ids, &batch->counts);
           std::string().swap(document);
         });
+      std::vector<std::string>().swap(batch->documents);
     };
     const auto write = [&](Batch* batch) {
       writer_->write(batch->ids);
@@ -223,6 +241,17 @@ class Job {
     journal_->append(journal_entry(source, counts_, skipped_, progress, complete_));
     sources_.push_back(source);
     complete_ = progress.complete.size();
+  }
+
+  template <class Work>
+  void keeping_what_is_done(const Work& work) {
+    try {
+      work();
+    } catch (const Error& e) {
+      const bool kept = keep_or_clear();
+      throw Error(e.exit_code, e.what(),
+                  kept ? cat(e.hint, e.hint.empty() ? "" : "; ", resumable()) : e.hint);
+    }
   }
 
   /// After an interruption: what is complete stays for the next run, if there is anything. Else the
@@ -255,9 +284,7 @@ class Job {
 
   Json manifest() const {
     Json m = work_;
-    m["tokenizer"]["path"] = options_.tokenizer;
-    for (const std::string& file : tokenizer_->files())
-      m["tokenizer"]["files"].push_back({{"path", file}, {"sha256", sha256_file(file)}});
+    m["tokenizer"] = tokenizer_json_;
     m["options"]["on_error"] = options_.read.skip_bad ? "skip" : "stop";
     m["sources"] = Json::array();
     for (const Source& source : sources_) m["sources"].push_back(to_json(source));
@@ -278,7 +305,7 @@ class Job {
     log_ << "separators " << c.separators << "\n"
          << "tokens     " << writer_->tokens() << " in " << shards.size()
          << (shards.size() == 1 ? " shard, " : " shards, ")
-         << format("%.3f", double(c.text_tokens) / double(std::max<int64_t>(1, c.bytes)))
+         << format("%.3f", double(c.encoded) / double(std::max<int64_t>(1, c.bytes)))
          << " a byte of text\n";
     if (layout_.row_length > 0)
       log_ << "rows       of " << layout_.row_length << ": " << c.cut << " documents cut ("
@@ -300,6 +327,7 @@ class Job {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const Layout layout_;
   const Json work_;
+  Json tokenizer_json_;  // work_'s, with its files as they were at the start
   Journal* journal_ = nullptr;
   std::unique_ptr<ShardWriter> writer_;
   std::vector<Source> sources_;  // complete ones

@@ -1,6 +1,5 @@
 // What ./tokenize does, without its command line: texts in, token shards and a manifest out.
 #pragma once
-#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -20,7 +19,6 @@ struct TokenizeOptions {
   int row_length = 0;                 ///< of --pad-to: one document a row of so many tokens
   int jobs = 1;                       ///< threads; the output does not depend on them
   bool terminal = false;              ///< the log is one: progress is redrawn in place
-  std::function<bool()> interrupted;  ///< asked between documents
 };
 
 /// Writes PREFIX_000000.bin ... and PREFIX.json; progress and a summary go to `log`. Nothing of an

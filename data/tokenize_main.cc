@@ -147,8 +147,12 @@ int run(const CommandLine& c) {
   }
   TokenizeOptions options = c.run;
   options.terminal = isatty(STDOUT_FILENO);
-  options.interrupted = [] { return g_signal != 0; };
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int s) { g_signal = s; });
+  options.read.interrupted = [] { return g_signal != 0; };
+  for (const int signal : {SIGINT, SIGTERM})
+    std::signal(signal, [](int s) {
+      g_signal = s;
+      std::signal(s, SIG_DFL);  // a second one ends it at once
+    });
   if (tokenize(options, std::cout)) return 0;
   std::cerr << "tokenize: stopped by signal " << g_signal << std::endl;
   return 128 + g_signal;

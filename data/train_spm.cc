@@ -78,7 +78,15 @@ size_t cut_position(std::string_view text) {
 void add_document(std::string document, Sample* sample) {
   // The library drops whole sentences that hold NUL or its own placeholder U+2585: drop only those.
   std::erase(document, '\0');
-  for (size_t at; (at = document.find("\xe2\x96\x85")) != std::string::npos;) document.erase(at, 3);
+  constexpr std::string_view placeholder = "\xe2\x96\x85";
+  if (document.find(placeholder) != std::string::npos) {
+    std::string without;
+    for (size_t at = 0, end; at < document.size(); at = end + placeholder.size()) {
+      end = std::min(document.find(placeholder, at), document.size());
+      without.append(document, at, end - at);
+    }
+    document = std::move(without);
+  }
   std::string_view rest = document;
   while (rest.size() > kPieceBytes) {
     const size_t cut = cut_position(rest);
@@ -136,7 +144,9 @@ void train_spm(const TrainSpmOptions& options, std::ostream& log) {
     documents += reader.documents();
   }
   std::vector<std::string> texts = sample.take();
-  if (texts.empty()) fail(cat("no text to train on: ", documents, " documents, all empty"));
+  if (texts.empty())
+    fail(cat("no text to train on: ", documents, " documents read, all of them empty, ",
+             skipped.total(), " skipped"));
   log << "documents  " << documents << " read, " << skipped.total() << " skipped\n";
   print_skipped(skipped, log);
   log << "pieces     " << texts.size() << " of " << sample.seen() << " (up to " << kPieceBytes

@@ -32,6 +32,7 @@ class Unigram::Builder {
     for (open.push({kRoot, 0, keys.size(), 0}); !open.empty(); open.pop())
       place(open.front(), &open);
   }
+  bool too_large() const { return too_large_; }
 
  private:
   struct Range {  // keys [begin, end) share their first `depth` bytes, which lead to `node`
@@ -64,6 +65,10 @@ class Unigram::Builder {
     }
     if (labels.empty()) return;
     const uint32_t base = find_base(labels);
+    if (base >= 1u << 22) {  // of its 22 bits in a unit; a vocabulary of millions
+      too_large_ = true;
+      return;
+    }
     used_base_[base] = true;
     trie_[r.node] |= base << 10;
     for (size_t i = 0; i < labels.size(); i++) {
@@ -89,6 +94,7 @@ class Unigram::Builder {
   }
 
   static constexpr size_t kSearched = 4 * 256;
+  bool too_large_ = false;
   const std::vector<Key>& keys_;
   std::vector<uint32_t>& trie_;
   std::vector<Piece>& pieces_;
@@ -108,7 +114,8 @@ std::unique_ptr<const Unigram> Unigram::make(const SpmModel& model) {
       std::none_of(model.pieces.begin(), model.pieces.end(),
                    [](const SpmPiece& p) { return p.can_match(); }))
     return nullptr;
-  return std::unique_ptr<const Unigram>(new Unigram(model));
+  std::unique_ptr<const Unigram> made(new Unigram(model));
+  return made->trie_.empty() ? nullptr : std::move(made);
 }
 
 Unigram::Unigram(const SpmModel& model) : normalizer_(model), unknown_(model) {
@@ -123,7 +130,7 @@ Unigram::Unigram(const SpmModel& model) : normalizer_(model), unknown_(model) {
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.text < b.text; });
   const auto same = [](const Key& a, const Key& b) { return a.text == b.text; };
   keys.erase(std::unique(keys.begin(), keys.end(), same), keys.end());  // of a damaged model
-  Builder(keys, this);
+  if (Builder(keys, this).too_large()) trie_.clear();
 }
 
 std::vector<int32_t> Unigram::encode(std::string_view document) const {

@@ -71,6 +71,19 @@ while [ $# -gt 0 ]; do
 done
 tokenize_options=("$@")
 
+# NAMES OPTION...: sets $rest to the options without those of these names, and their values.
+without() {
+  local names=" $1 "
+  shift
+  rest=()
+  while [ $# -gt 0 ]; do
+    if [[ $names == *" ${1%%=*} "* ]]; then
+      [[ $1 == *=* ]] || shift
+    else rest+=("$1"); fi
+    [ $# -eq 0 ] || shift
+  done
+}
+
 # Files and documents, training and validation; bytes of all, gzipped (the dataset's card).
 case $config in
   en) facts="1024 8 364868892 364608 326778635540" ;;
@@ -147,6 +160,25 @@ lock() {
 exec 8<"$out" && lock 8 "$out"
 [ -n "$local_folder" ] || { exec 9<"$folder" && lock 9 "$folder"; }
 
+# Finished shards keep the form that the options gave them; they cannot be made again here.
+without "--jobs --on-error --max-doc-bytes" "${tokenize_options[@]}"
+form="${rest[*]}"
+if compgen -G "${tokens}_*_[0-9][0-9][0-9][0-9][0-9].json" >/dev/null; then
+  found=$(cat "${tokens}_options.txt" 2>/dev/null || true)
+  [ "$found" = "$form" ] ||
+    fail "${tokens}_*.bin were made with other options of ./tokenize: found '$found', now '$form'" \
+      "the same options, another folder (--out DIR), or start over: rm ${tokens}_*"
+fi
+
+# PREFIX: whether the manifest, the last file that ./tokenize writes, and all its shards are there.
+is_finished() {
+  local shard
+  [ -e "$1.json" ] || return 1
+  while read -r shard; do [ -e "${1%/*}/$shard" ] || return 1; done < <(
+    grep -o '"file": *"[^"]*"' "$1.json" | cut -d'"' -f4)
+  [ -e "${1}_000000.bin" ]
+}
+
 # ---- what there is to do: a job is a split and a shard, "train 5" or "val 0" --------------------
 # SPLIT SHARD: sets $name, the file's on the hub; $file, where its text is or will be; $prefix, of
 # the tokens; $expected, its gzipped size.
@@ -168,8 +200,7 @@ jobs=() kept=0 bad='' text_bytes=0 download_bytes=0 largest=0
 while read -r split shard; do
   [ -n "$shard" ] || continue
   set_job "$split" "$shard"
-  # The manifest is the last file that ./tokenize writes.
-  if [ -e "$prefix.json" ] && [ -e "${prefix}_000000.bin" ]; then
+  if is_finished "$prefix"; then
     kept=$((kept + 1))
     continue
   fi
@@ -277,12 +308,14 @@ if [ ! -e "$tokenizer" ]; then
   say "" "training a tokenizer"
   set_job train "${train_list%%$'\n'*}"
   provide
-  "$root/tokenize" --train-spm --vocab "$pieces" --out "${tokenizer%.model}" "$file" || exit $?
+  without "--bos --eos --shard-tokens --pad-to --jobs" "${tokenize_options[@]}"
+  "$root/tokenize" --train-spm --vocab "$pieces" --out "${tokenizer%.model}" "${rest[@]}" "$file" ||
+    exit $?
 fi
 
 # Finished shards must be this tokenizer's: the manifest has its hash.
 if [ -d "$tokenizer" ]; then
-  sha256sum "$tokenizer"/{encoder.json,vocab.json} 2>/dev/null || true
+  sha256sum "$tokenizer"/{encoder.json,vocab.json,spiece.model,tokenizer.model} 2>/dev/null || true
 else sha256sum "$tokenizer"; fi | cut -c-64 >"$scratch/hashes"
 for manifest in "$tokens"_{train,val}_[0-9][0-9][0-9][0-9][0-9].json; do
   [ ! -e "$manifest" ] || grep -qFf "$scratch/hashes" "$manifest" ||
@@ -290,6 +323,7 @@ for manifest in "$tokens"_{train,val}_[0-9][0-9][0-9][0-9][0-9].json; do
       "another folder (--out DIR), or start over: rm ${tokens}_*"
 done
 
+printf '%s\n' "$form" >"${tokens}_options.txt"
 number=0 start=$SECONDS
 for job in "${jobs[@]}"; do
   read -r split shard <<<"$job"

@@ -10,18 +10,20 @@ using simd::vf;
 
 namespace {
 
-vf sigmoid(vf x) { return 1.0f / (1.0f + simd::exp(-x)); }
+#define ALWAYS_INLINE [[gnu::always_inline]] inline  // so that the loops keep their constants
+
+ALWAYS_INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + simd::exp(-x)); }
 
 // With u = 2 sqrt(2/pi) (x + 0.044715 x^3): (1 + tanh(u / 2)) / 2 = sigmoid(u), which needs one
 // exponential and does not cancel where x is very negative.
 constexpr float kLinear = 2 * 0.7978845608f, kCubic = kLinear * 0.044715f;
 
-vf gelu_gate(vf x) { return sigmoid(x * (kLinear + kCubic * x * x)); }
+ALWAYS_INLINE vf gelu_gate(vf x) { return sigmoid(x * (kLinear + kCubic * x * x)); }
 
-vf gelu(vf x) { return x * gelu_gate(x); }
+ALWAYS_INLINE vf gelu(vf x) { return x * gelu_gate(x); }
 
 // Both the value and dy * derivative.
-void gelu_and_grad(vf x, vf dy, vf& y, vf& dx) {
+ALWAYS_INLINE void gelu_and_grad(vf x, vf dy, vf& y, vf& dx) {
   const vf s = gelu_gate(x);
   y = x * s;
   dx = dy * (s + y * (1.0f - s) * (kLinear + 3.0f * kCubic * x * x));
@@ -33,7 +35,9 @@ void CpuOps::do_gelu_forward(const Tensor& y, const Tensor& x) {
   dispatch(x, [&](auto type) {
     using X = decltype(type);
     for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; r++) simd::map(x.cols, gelu, y.row<X>(r), x.row<X>(r));
+      for (int64_t r = first; r < last; r++) 
+        simd::map(
+            x.cols, [](vf v) { return gelu(v); }, y.row<X>(r), x.row<X>(r));
     });
   });
 }

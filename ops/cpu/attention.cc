@@ -111,11 +111,14 @@ void online_softmax(float* s, int64_t rows, int64_t cols, float* top, float* tot
       high = simd::max(high, simd::load(row + c));
     const float peak = std::max(top[r], simd::max_lane(high));
     const vf shift = simd::splat(peak);
-    simd::map(
-        cols, [shift](vf v) { return simd::exp(v - shift); }, row, row);
+    vf sum = {};
+    for (int64_t c = 0; c < cols; c += simd::kWidth) {
+      const vf p = simd::exp(simd::load(row + c) - shift);
+      simd::store(row + c, p);
+      sum += p;
+    }
     const float keep = std::exp(top[r] - peak);
-    total[r] = total[r] * keep + simd::map_sum(
-                                     cols, [](vf v) { return v; }, row);
+    total[r] = total[r] * keep + simd::sum(sum);
     if (keep != 1.0f)
       simd::map(
           HSp, [k = simd::splat(keep)](vf v) { return v * k; }, out + r * HSp, out + r * HSp);

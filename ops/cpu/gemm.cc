@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kDepth = 256;  // of one packed block: a strip of B stays in L1, all of A in L2
 constexpr int64_t kTall = 6, kWide = 2 * simd::kWidth;  // a tile of C: what the registers hold
 
+constexpr int64_t kKeptDepth = 6 * kDepth;  // of an A that is packed once for several products
+
 constexpr int64_t kLineNumbers = 16;
 struct alignas(64) Line {  // of the cache
   float x[kLineNumbers];
@@ -122,7 +124,7 @@ void one_row(int64_t n, int64_t k, const X* a, const X* b, int64_t ldb, float* c
 }
 
 void builtin_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b,
-                  float* c, int64_t ldc, bool accumulate) {
+                  float* c, int64_t ldc, bool accumulate, bool same_a) {
   if (m == 1 && !a.transpose && b.transpose) {
     const auto typed = [&](const auto* x) {
       one_row(n, k, x, static_cast<decltype(x)>(b.data), b.ld, c, accumulate);
@@ -131,10 +133,14 @@ void builtin_gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const G
     else typed(static_cast<const float*>(a.data));
     return;
   }
-  thread_local Strips a_strips, b_strips;
+  thread_local std::vector<Strips> a_blocks;  // all of A, if it will be used again
+  thread_local Strips b_strips;
+  const bool keep = k <= kKeptDepth;
+  if (!same_a && a_blocks.empty()) a_blocks.resize(size_t(kKeptDepth / kDepth));
   for (int64_t k0 = 0; k0 < k; k0 += kDepth, accumulate = true) {
     const int64_t depth = std::min(kDepth, k - k0);
-    pack<kTall>(a, a.transpose, m, k0, depth, a_strips);
+    Strips& a_strips = a_blocks[keep ? size_t(k0 / kDepth) : 0];
+    if (!same_a || !keep) pack<kTall>(a, a.transpose, m, k0, depth, a_strips);
     pack<kWide>(b, !b.transpose, n, k0, depth, b_strips);
     for (int64_t j = 0; j < n; j += kWide)
       for (int64_t i = 0; i < m; i += kTall) {
@@ -159,12 +165,12 @@ std::string gemm_library() { return "built-in GEMM"; }
 #endif
 
 void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-          int64_t ldc, bool accumulate) {
+          int64_t ldc, bool accumulate, bool same_a) {
 #if LOQAL_DNNL
   // To oneDNN a sum of nothing is nothing to do: C would stay as it was.
   if (k > 0 && dnnl_multiplies(a.dtype)) return dnnl_gemm(m, n, k, a, b, c, ldc, accumulate);
 #endif
-  builtin_gemm(m, n, k, a, b, c, ldc, accumulate);
+  builtin_gemm(m, n, k, a, b, c, ldc, accumulate, same_a);
 }
 
 }  // namespace loqal::cpu

@@ -17,9 +17,9 @@ struct GemmOperand {
 
 /// C[m,n] F32 (row stride ldc) (+)= op(A)[m,k] op(B)[k,n] on the calling thread, fp32 sums. A and B
 /// of one type. Meant for panels of a few hundred rows and columns: the built-in kernel packs all
-/// of m and n.
+/// of m and n. same_a: m, k and A are those of this thread's call before, and not packed again.
 void gemm(int64_t m, int64_t n, int64_t k, const GemmOperand& a, const GemmOperand& b, float* c,
-          int64_t ldc, bool accumulate);
+          int64_t ldc, bool accumulate, bool same_a = false);
 
 std::string gemm_library();  ///< "oneDNN 2.6.3" or "built-in GEMM"
 

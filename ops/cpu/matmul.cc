@@ -13,12 +13,16 @@ namespace {
 
 // Panels of at most 256 x 256: large enough that packing them is cheap, small enough that what is
 // packed stays in L2 and a fp32 panel is still there for the epilogue. Small products are cut
-// finer, into at least kTasks panels, so that a few threads end at about the same time.
-constexpr int64_t kPanel = 256, kSmallest = 96, kTasks = 8;
+// finer, into at least kTasks panels, so that a few threads end at about the same time. A task is
+// up to kTogether panels side by side: they share the rows of A, which are packed once.
+constexpr int64_t kPanel = 256, kSmallest = 96, kTasks = 8, kTogether = 4;
 
 struct Grid {
   int64_t rows, cols;  // of a panel
   int64_t down, across;
+  int64_t together;  // panels of a task
+
+  int64_t tasks_across() const { return (across + together - 1) / together; }
 };
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -36,7 +40,9 @@ Grid grid_of(int64_t M, int64_t N) {
     else break;
   }
   const int64_t rows = even_cut(M, down, 6), cols = even_cut(N, across, 16);
-  return {rows, cols, ceil_div(M, rows), ceil_div(N, cols)};
+  Grid grid = {rows, cols, ceil_div(M, rows), ceil_div(N, cols), kTogether};
+  while (grid.together > 1 && grid.down * grid.tasks_across() < kTasks) grid.together--;
+  return grid;
 }
 
 cpu::GemmOperand panel_of(const Tensor& t, bool transpose, bool outer_is_row, int64_t first) {
@@ -74,26 +80,33 @@ void write_panel(const Tensor& c, const float* sums, int64_t ld, const float* bi
 void CpuOps::do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) {
   const int64_t M = c.rows, N = c.cols, K = args.transpose_a ? a.rows : a.cols;
   if (M == 0 || N == 0) return;
-  const auto [rows, cols, down, across] = grid_of(M, N);
+  const Grid grid = grid_of(M, N);
   const bool direct = c.dtype == DType::F32 && !args.bias && !args.residual;
-  pool_.run(down * across, [&, rows = rows, cols = cols, across = across](int64_t task) {
-    const int64_t i = task / across * rows, j = task % across * cols;
-    const Tensor panel = c.row_slice(i, std::min(rows, M - i)).col_slice(j, std::min(cols, N - j));
+  const auto multiply = [&](int64_t i, int64_t j, bool same_a) {
+    const Tensor panel =
+        c.row_slice(i, std::min(grid.rows, M - i)).col_slice(j, std::min(grid.cols, N - j));
     const cpu::GemmOperand pa = panel_of(a, args.transpose_a, !args.transpose_a, i);
     const cpu::GemmOperand pb = panel_of(b, args.transpose_b, args.transpose_b, j);
     if (direct) {
-      cpu::gemm(panel.rows, panel.cols, K, pa, pb, panel.as<float>(), panel.ld, args.accumulate);
+      cpu::gemm(panel.rows, panel.cols, K, pa, pb, panel.as<float>(), panel.ld, args.accumulate,
+                same_a);
       return;
     }
     thread_local std::vector<float> sums;
     sums.resize(size_t(kPanel + 16) * (kPanel + 16));
-    cpu::gemm(panel.rows, panel.cols, K, pa, pb, sums.data(), panel.cols, false);
+    cpu::gemm(panel.rows, panel.cols, K, pa, pb, sums.data(), panel.cols, false, same_a);
     const Tensor residual =
         args.residual ? args.residual.row_slice(i, panel.rows).col_slice(j, panel.cols) : Tensor{};
     const float* bias = args.bias ? args.bias.as<float>() + j : nullptr;
     dispatch(panel, [&](auto type) {
       write_panel<decltype(type)>(panel, sums.data(), panel.cols, bias, residual, args.accumulate);
     });
+  };
+  pool_.run(grid.down * grid.tasks_across(), [&](int64_t task) {
+    const int64_t row = task / grid.tasks_across();
+    const int64_t first = task % grid.tasks_across() * grid.together;
+    for (int64_t p = first; p < std::min(first + grid.together, grid.across); p++)
+      multiply(row * grid.rows, p * grid.cols, p > first);
   });
 }
 

@@ -78,27 +78,24 @@ inline float max_lane(vf v) {
 
 /// e^x to 2 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a degree-6 polynomial in r. Overflow gives inf,
 /// x below -86.99 gives 0 (true values there: less than 1.7e-38, next to the smallest normal
-/// float), NaN stays NaN.
-inline vf exp(vf x) {
-  const vf low = splat(-87.33654f), high = splat(88.72283f);
-  const vf over = x > high ? splat(INFINITY) : splat(0.0f);
-  const vf under = x < low ? splat(0.0f) : splat(1.0f);
-  x = x < low ? low : x;
-  x = x > high ? high : x;
+/// float), NaN stays NaN. Inlined always: a call would load some twenty constants each time.
+[[gnu::always_inline]] inline vf exp(vf x) {
+  const vf low = splat(-87.33654f), high = splat(89.0f);  // n = -126, whose 2^(n-1) is 0; e^89 = inf
+  x = low > x ? low : x;
+  x = high < x ? high : x;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf shifted = x * 1.44269504f + magic;
   const vf n = shifted - magic;
   const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  // 2^n as 2^(n-1) * 2: n reaches 128, whose exponent field would be that of infinity.
-  const vf scale = vf((vi(shifted) + 126) << 23);
-  return p * scale * 2.0f * under + over;
+  vf p = splat(2 * 1.9875691500e-4f);
+  p = p * r + 2 * 1.3981999507e-3f;
+  p = p * r + 2 * 8.3334519073e-3f;
+  p = p * r + 2 * 4.1665795894e-2f;
+  p = p * r + 2 * 1.6666665459e-1f;
+  p = p * r + 2 * 5.0000001201e-1f;
+  p = p * r * r + (r * 2.0f + 2.0f);
+  // p is 2 e^r, times 2^(n-1): n reaches 128, whose exponent field would be that of infinity.
+  return p * vf((vi(shifted) + 126) << 23);
 }
 
 /// Runs `full(i)` for whole vectors of [0, n) and

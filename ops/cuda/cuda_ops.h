@@ -11,6 +11,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "ops/ops.h"
@@ -91,6 +92,7 @@ class CudaOps final : public Ops {
   void norm_backward(const Tensor& dx, const Tensor& dw, const Tensor& db, const Tensor& dy,
                      const Tensor& x, const Tensor& w, const float* mean, const float* rstd,
                      bool accumulate_dx, bool accumulate_dw);
+  void add(const Tensor& c, const Tensor& x);  ///< c += x, of the same type
   void run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, const Tensor& c,
                   const MatmulArgs& args);
 
@@ -100,7 +102,7 @@ class CudaOps final : public Ops {
   cudaStream_t stream_ = nullptr;
   cublasLtHandle_t handle_ = nullptr;
   /// cuBLASLt's choice for a product, by everything that the choice depends on.
-  std::map<std::array<int64_t, 14>, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<std::array<int64_t, 15>, std::optional<cublasLtMatmulAlgo_t>> algorithms_;
   Buffer workspace_;
   double peak_[2] = {0, 0};  // fp32, bf16; measured on first use
 };

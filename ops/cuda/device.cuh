@@ -80,10 +80,10 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 #define DYN_SMEM(T, name) T* const name = static_cast<T*>(::loqal::emulation::dynamic_shared())
 #endif
 
-/// More than 48 KiB of dynamic shared memory has to be asked for, kernel by kernel.
+/// More than 48 KiB of shared memory, dynamic and static, has to be asked for, kernel by kernel.
 template <class... Parameters>
 void allow_shared(void (*kernel)(Parameters...), size_t bytes) {
-  if (bytes > (48 << 10))
+  if (bytes > (32 << 10))
     CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
 }

@@ -77,12 +77,16 @@ void CudaOps::do_matmul(const Tensor& c, const Tensor& a, const Tensor& b, const
   const Tensor old(memory.data(), c.dtype, c.rows, c.cols);
   do_copy(old, c);
   run_matmul(c, a, b, args.residual, args);
+  add(c, old);
+}
+
+void CudaOps::add(const Tensor& c, const Tensor& x) {
   dispatch(c, [&](auto type) {
     using X = decltype(type);
-    with_width<kWide<X>>({c, old}, [&](auto width) {
+    with_width<kWide<X>>({c, x}, [&](auto width) {
       constexpr int W = width;
       const PackGrid g(c.rows, c.cols / W);
-      launch(add_kernel<X, W>, g.grid, g.block, 0, stream(), view<X>(c), view<const X>(old), g.rows,
+      launch(add_kernel<X, W>, g.grid, g.block, 0, stream(), view<X>(c), view<const X>(x), g.rows,
              g.packs);
     });
   });
@@ -100,16 +104,17 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
   const bool round_bias = args.bias && d.dtype == DType::BF16;
   const int64_t bias_bytes = round_bias ? ceil_div(2 * args.bias.cols, 256) * 256 : 0;
   char* scratch = static_cast<char*>(workspace(kGemmBytes + bias_bytes));
-  if (args.bias) {
+  Tensor bias = args.bias;
+  if (bias) {
     // The library adds a bias of C's type only: for bf16 it is rounded first.
-    if (round_bias) do_copy({scratch, DType::BF16, 1, args.bias.cols}, args.bias);
+    if (round_bias) bias = {scratch, DType::BF16, 1, bias.cols};
+    if (round_bias) do_copy(bias, args.bias);
     set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-        round_bias ? static_cast<const void*>(scratch) : args.bias.data);
+    set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.data));
     set(product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(d));
   }
-  const Layout left = layout(b), right = layout(a), add = layout(c), result = layout(d);
-  const std::array<int64_t, 14> key = {d.rows,
+  const Layout left = layout(b), right = layout(a), added = layout(c), result = layout(d);
+  const std::array<int64_t, 15> key = {d.rows,
                                        d.cols,
                                        args.transpose_a ? a.rows : a.cols,
                                        a.ld,
@@ -124,7 +129,8 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
                                        alignment(a),
                                        alignment(b),
                                        alignment(c),
-                                       alignment(d)};
+                                       alignment(d),
+                                       bias ? alignment(bias) : 0};
   auto found = algorithms_.find(key);
   if (found == algorithms_.end()) {
     cublasLtMatmulPreference_t wanted = nullptr;
@@ -140,17 +146,30 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(d));
     cublasLtMatmulHeuristicResult_t best = {};
     int count = 0;
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(handle_, product.get(), left.get(), right.get(),
-                                                add.get(), result.get(), preference.get(), 1, &best,
-                                                &count));
-    if (count == 0)
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle_, product.get(), left.get(), right.get(), added.get(), result.get(),
+        preference.get(), 1, &best, &count);
+    const bool known = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    if (!known && !bias)
       fail(cat("cuBLASLt knows no way to multiply op(A) ", str(a), " and op(B) ", str(b), " into ",
-               str(d)));
-    found = algorithms_.emplace(key, best.algo).first;
+               str(d), ": ", cublasLtGetStatusString(status)));
+    found = algorithms_.emplace(key, known ? std::optional(best.algo) : std::nullopt).first;
+  }
+  if (!found->second) {  // a bias with an extent of 1, for example
+    MatmulArgs without = args;
+    without.bias = {};
+    run_matmul(d, a, b, c, without);
+    // The same row for all. The product has the workspace in front; this is behind it.
+    if (round_bias) {
+      bias.data = static_cast<char*>(workspace(kGemmBytes + bias_bytes)) + kGemmBytes;
+      do_copy(bias, args.bias);
+    }
+    bias.rows = d.rows, bias.ld = 0;
+    return add(d, bias);
   }
   CUBLAS_CHECK(cublasLtMatmul(handle_, product.get(), &alpha, b.data, left.get(), a.data,
-                              right.get(), &beta, c.data, add.get(), d.data, result.get(),
-                              &found->second, scratch + bias_bytes, size_t(kGemmBytes), stream()));
+                              right.get(), &beta, c.data, added.get(), d.data, result.get(),
+                              &*found->second, scratch + bias_bytes, size_t(kGemmBytes), stream()));
 }
 
 }  // namespace loqal

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <vector>
 
+#include "core/philox.h"
 #include "ops/cuda/cublaslt.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/device.cuh"
@@ -79,6 +80,14 @@ CudaStatus cuda_status(int device) {
   if (properties.major < 8)
     return {false, cat(properties.name, " has compute capability ", properties.major, ".",
                        properties.minor, ", at least 8.0 is needed")};
+  cudaFuncAttributes attributes;
+  if (cudaSetDevice(device) != cudaSuccess ||
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(fill_kernel<float, 1>)) !=
+          cudaSuccess)
+    return {false, cat(properties.name, " has compute capability ", properties.major, ".",
+                       properties.minor, ", for which this program holds no code that its driver "
+                                         "takes (make CUDA_ARCH=", properties.major,
+                       properties.minor, "): ", cudaGetErrorString(cudaGetLastError()))};
   return {true,
           cat(properties.name, ", compute capability ", properties.major, ".", properties.minor)};
 }
@@ -129,6 +138,21 @@ void* CudaOps::workspace(int64_t bytes) {
   return workspace_.data();
 }
 
+// Random numbers, the same in each row but shifted: a GPU multiplies zeros faster than it can data.
+static void fill_with_noise(CudaOps& ops, const Tensor& x) {
+  const PhiloxStream stream(1, Purpose::test);
+  std::vector<float> row(size_t(x.cols));
+  for (size_t i = 0; i < row.size(); i++) row[i] = stream.uniform(i) - 0.5f;
+  const Buffer memory = ops.alloc(x.cols * 4, "workspace");
+  const Tensor noise(memory.as<float>(), 1, x.cols);
+  ops.upload(noise, row.data());
+  for (int64_t r = 0; r < x.rows; r++) {
+    const int64_t cut = r * 8 % x.cols, rest = x.cols - cut;
+    ops.copy(x.row_slice(r, 1).col_slice(0, rest), noise.col_slice(cut, rest));
+    if (cut) ops.copy(x.row_slice(r, 1).col_slice(rest, cut), noise.col_slice(0, cut));
+  }
+}
+
 // Doubles the size until a product takes a millisecond: large enough for any GPU's peak.
 double CudaOps::peak_flops(DType type) {
   double& peak = peak_[type == DType::BF16];
@@ -137,6 +161,7 @@ double CudaOps::peak_flops(DType type) {
     Buffer a = alloc(n * n * size, "workspace"), b = alloc(n * n * size, "workspace"),
            c = alloc(n * n * size, "workspace");
     const Tensor ta(a.data(), type, n, n), tb(b.data(), type, n, n), tc(c.data(), type, n, n);
+    for (const Tensor& x : {ta, tb}) fill_with_noise(*this, x);
     double best = 0;
     for (int round = 0; round < 4; round++) {
       CUDA_CHECK(cudaStreamSynchronize(stream()));
@@ -176,6 +201,8 @@ void CudaOps::do_upload(const Tensor& dst, const void* host) {
   if (dst.numel() == 0) return;
   CUDA_CHECK(cudaMemcpyAsync(dst.data, host, size_t(dst.numel()) * size_of(dst.dtype),
                              cudaMemcpyHostToDevice, stream()));
+  // Small pageable blocks are staged before the call returns; of large ones nobody promises it.
+  if (dst.numel() * int64_t(size_of(dst.dtype)) > (int64_t(1) << 16)) do_wait();
 }
 
 void CudaOps::do_download(void* host, const Tensor& src) {

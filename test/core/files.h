@@ -15,6 +15,13 @@
 
 namespace loqal {
 
+/// Sanitizers hold memory of their own: what a test says about memory is then about them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // shadow memory would be measured as well
+#else
+constexpr bool kSanitized = false;
+#endif
+
 struct TempDir {
   std::string path;
   TempDir() {

@@ -145,13 +145,17 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 // The "algorithm" is what was promised of the operands; cublasLtMatmul checks it.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t product,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t* results,
                                               int* count) {
   if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  // Libraries refuse the epilogue for such shapes (PyTorch's addmm avoids it for them).
+  if (product_of(product).epilogue == CUBLASLT_EPILOGUE_BIAS &&
+      (layout_of(d).rows == 1 || layout_of(d).cols == 1))
+    return CUBLAS_STATUS_INVALID_VALUE;
   results[0] = {};
   for (size_t i = 0; i < 4; i++) results[0].algo.data[i] = preference_of(preference).alignment[i];
   results[0].algo.data[4] = preference_of(preference).workspace;

@@ -24,7 +24,7 @@ Options& options() {
 // ---- memory -----------------------------------------------------------------------------------
 
 Memory& memory() {
-  static Memory the;
+  static Memory& the = *new Memory;  // never destroyed: a test's static Ops may outlive it
   return the;
 }
 
@@ -118,12 +118,12 @@ namespace {
 
 std::recursive_mutex streams_mutex;
 std::set<cudaStream_t>& streams() {
-  static std::set<cudaStream_t> the;
+  static auto& the = *new std::set<cudaStream_t>;  // as memory()
   return the;
 }
 
 CUstream_st* resolve(cudaStream_t stream) {
-  static CUstream_st default_stream;
+  static CUstream_st& default_stream = *new CUstream_st;
   return stream ? stream : &default_stream;
 }
 

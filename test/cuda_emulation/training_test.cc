@@ -9,6 +9,7 @@ namespace {
 
 class CudaTraining : public TrainCli {
  protected:
+  CudaTraining() { hides_gpu_ = false; }
   std::vector<double> losses(const std::string& options, const std::string& device) {
     expect(options + data_ + " --steps 20 --lr 3e-3 --warmup 2 --save-every 0 --device " + device +
                " --out " + device,

@@ -75,7 +75,7 @@ TEST_F(TokenizeCli, BadInputLeavesNothing) {
 // A limit on the file size stands for a full disk: the same failing write.
 TEST_F(TokenizeCli, FullDiskIsReportedAndLeavesNothing) {
   write("a.txt", std::string(200000, 'x'));
-  const Result r = run("--tokenizer gpt2 --out t a.txt", "ulimit -f 100 && trap '' XFSZ &&");
+  const TokenizeResult r = run("--tokenizer gpt2 --out t a.txt", "ulimit -f 100 && trap '' XFSZ &&");
   EXPECT_EQ(r.exit_code, 1) << r.output;
   EXPECT_NE(r.output.find("t_000000.bin.tmp: cannot write"), std::string::npos) << r.output;
   EXPECT_EQ(names(), (std::vector<std::string>{"a.txt", "gpt2"}));
@@ -162,6 +162,36 @@ TEST_F(TokenizeCli, VerifyNamesEveryDifference) {
   expect("--verify t_000000.bin", 2, {"PREFIX.json"});
   expect("--verify gpt2/encoder.json", 1, {"expected a manifest"});
   expect("--verify t.json --out t", 2, {"--verify stands alone", "--out"});
+}
+
+// D6: a broken first line does not make a corpus of JSON one of plain text.
+TEST_F(TokenizeCli, ANamedJsonFileStaysJson) {
+  write("a.jsonl", "oops\n{\"text\":\"a\"}\n");
+  expect("--tokenizer gpt2 --out t a.jsonl", 1, {"a.jsonl:1: malformed JSON"});
+  expect("--tokenizer gpt2 --out t --on-error skip a.jsonl", 0, {"documents  1 written", "skipped 1"});
+  EXPECT_EQ(ids("t_000000.bin"), (std::vector<int32_t>{256, 'a'}));
+}
+
+// Millions of empty documents are no text, but each takes a place in memory.
+TEST_F(TokenizeCli, EmptyDocumentsTakeNoMemory) {
+  write("blank.txt", std::string(8 << 20, '\n') + "x\n");
+  const TokenizeResult r =
+      run("--tokenizer gpt2 --out t --split line --on-error skip blank.txt", "ulimit -v 400000 &&");
+  EXPECT_EQ(r.exit_code, kSanitized ? r.exit_code : 0) << r.output;
+}
+
+// An error in a long document ends the run, also when another one waits for its memory.
+TEST_F(TokenizeCli, AnErrorInALongDocumentDoesNotHang) {
+  nlohmann::json vocabulary = nlohmann::json::parse(read("gpt2/encoder.json"));
+  vocabulary.erase("!");
+  vocabulary["!!"] = '!';
+  write("gpt2/encoder.json", vocabulary.dump());
+  std::string lines;
+  for (int i = 0; i < 6; i++) lines += std::string(1500000, 'a') + "!\n";
+  write("a.txt", lines);
+  const TokenizeResult r = run("--tokenizer gpt2 --out t --split line --jobs 3 a.txt", "timeout 60");
+  EXPECT_EQ(r.exit_code, 1) << r.output;
+  EXPECT_NE(r.output.find("no piece for byte 33"), std::string::npos) << r.output;
 }
 
 }  // namespace

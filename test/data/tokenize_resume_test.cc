@@ -125,7 +125,7 @@ TEST_F(TokenizeResume, SignalsKeepWhatIsDone) {
   write("big.txt", std::string(1 << 20, 'x') + "\n");
   for (int i = 0; i < 3000; i++) inputs += " big.txt";
   for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
-    const Result r = run("--tokenizer gpt2 --out t --split line" + inputs,
+    const TokenizeResult r = run("--tokenizer gpt2 --out t --split line" + inputs,
                          cat("timeout --preserve-status -s ", signal, " 0.7"));
     EXPECT_EQ(r.exit_code, code) << r.output.substr(0, 2000);
     EXPECT_NE(r.output.find("of 3000 inputs are done: the same command goes on"), std::string::npos)
@@ -145,12 +145,46 @@ TEST_F(TokenizeResume, AfterAFullDiskItGoesOn) {
   const auto whole = set();
   const size_t kilobytes = whole.at("t_000000.bin").size() / 1024;
   remove_set();
-  const Result r = run(big_shards, cat("ulimit -f ", kilobytes / 2, " && trap '' XFSZ &&"));
+  const TokenizeResult r = run(big_shards, cat("ulimit -f ", kilobytes / 2, " && trap '' XFSZ &&"));
   EXPECT_EQ(r.exit_code, 1);
   EXPECT_NE(r.output.find("t_000000.bin.tmp: cannot write"), std::string::npos) << r.output;
   EXPECT_NE(r.output.find("of 12 inputs are done"), std::string::npos) << r.output;
   expect(big_shards, 0, {"going on   behind"});
   EXPECT_TRUE(set() == whole);
+}
+
+// A shard that was closed, its header written, after the last input that is done: it is reopened.
+TEST_F(TokenizeResume, AShardThatWasClosedSinceIsGoneOnWith) {
+  write_inputs(60);
+  const std::string small = "--tokenizer gpt2 --out t --shard-tokens 4000 in_*.json.gz";
+  expect(small, 0, {});
+  const auto whole = set();
+  ASSERT_GT(whole.size(), size_t(3 * kInputs)) << "an input fills several shards";
+  remove_set();
+  const std::string fine = read("in_15.json.gz");
+  write("in_15.json.gz", fine.substr(0, fine.size() - 200));
+  expect(small, 1, {"in_15.json.gz: damaged gzip", "5 of 12 inputs are done"});
+  write("in_15.json.gz", fine);
+  const TokenizeResult r = run(small);
+  EXPECT_EQ(r.output.find("starting over"), std::string::npos) << r.output;
+  EXPECT_NE(r.output.find("going on   behind 5 of 12"), std::string::npos) << r.output;
+  auto resumed = set();
+  EXPECT_EQ(resumed.size(), whole.size());
+  for (const auto& [name, bytes] : whole)
+    if (name != "t.json") {  // which has the files' times
+      EXPECT_TRUE(resumed[name] == bytes) << name;
+    }
+}
+
+TEST_F(TokenizeResume, AFileThatChangesWhileItIsReadIsRefused) {
+  std::string lines;
+  for (int i = 0; i < 6000; i++) lines += std::string(1000, 'x') + "\n";
+  write("a.txt", lines);
+  const TokenizeResult r =
+      run(cat("--tokenizer gpt2 --out t --split line a.txt 2>&1 & sleep 0.1; echo y >>",
+              path("a.txt"), "; wait $!"));
+  EXPECT_NE(r.exit_code, 0) << r.output;
+  EXPECT_NE(r.output.find("a.txt: changed while it was read"), std::string::npos) << r.output;
 }
 
 // What was written is checked before anything is added to it.

@@ -241,58 +241,5 @@ TEST_F(SpmTest, DamagedModelsAreRefused) {
 
 #endif
 
-// With the reference data beside the checkout: token for token what llm.c and SentencePiece give.
-class ReferenceTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(data_ + "bin")) GTEST_SKIP() << "no reference data in " << data_;
-  }
-  Ids shard(const std::string& name) const {
-    const Shard shard(data_ + "bin/" + name, 0);
-    Ids ids(size_t(shard.header().tokens));
-    shard.read(0, int64_t(ids.size()), ids.data());
-    return ids;
-  }
-  const std::string data_ = "../shared/data/";
-};
-
-TEST_F(ReferenceTest, TinyShakespeare) {
-  const auto t = load_tokenizer(data_ + "tokenizers/gpt2");
-  ReadOptions options;
-  options.split = Split::blank;
-  SkipReport skipped;
-  TextReader reader(data_ + "text/tinyshakespeare.txt", options, &skipped);
-  Ids ids;
-  for (std::string document; reader.next(&document);) {
-    ids.push_back(t->eos());
-    const Ids text = t->encode(document);
-    ids.insert(ids.end(), text.begin(), text.end());
-  }
-  Ids expected = shard("tiny_shakespeare_val.bin");  // llm.c: the first 32,768 tokens
-  EXPECT_EQ(expected.size(), 32768u);
-  const Ids train = shard("tiny_shakespeare_train.bin");
-  expected.insert(expected.end(), train.begin(), train.end());
-  EXPECT_TRUE(ids == expected);
-}
-
-#if LOQAL_SENTENCEPIECE
-TEST_F(ReferenceTest, GoldenTokenizations) {
-  nlohmann::json golden;
-  std::ifstream(data_ + "tokenizers/golden_tokenization.json") >> golden;
-  for (const auto& [name, model] : golden["models"].items()) {
-    const auto t = load_tokenizer(data_ + model["file"].get<std::string>());
-    EXPECT_EQ(t->vocab_size(), model["vocab"].get<int>());
-    for (const auto& c : model["cases"]) {
-      const Ids ids = t->encode(c["text"].get<std::string>());
-      EXPECT_EQ(ids, c["ids"].get<Ids>()) << name;
-      EXPECT_EQ(t->decode(ids), c["decoded"].get<std::string>()) << name;
-      const auto text = c["text"].get<std::string>();
-      EXPECT_EQ(t->restores(ids, text), t->decode(ids) == text) << name << ": " << text;
-      EXPECT_EQ(t->clone()->encode(text), ids);
-    }
-  }
-}
-#endif
-
 }  // namespace
 }  // namespace loqal

@@ -11,7 +11,7 @@ LOQAL_OP_TESTS(AttentionTest);
 const AttentionShape kShapes[] = {{1, 1, 1, 1, 4},    {2, 2, 2, 1, 8},   {1, 63, 4, 2, 20},
                                   {2, 64, 2, 2, 64},  {1, 65, 4, 1, 16}, {1, 130, 2, 1, 80},
                                   {1, 65, 2, 2, 128}, {3, 7, 8, 1, 8},   {5, 1, 3, 3, 12},
-                                  {1, 257, 1, 1, 4}};
+                                  {1, 257, 1, 1, 4},  {1, 200, 2, 1, 64}};
 
 std::string text(const AttentionShape& s) {
   return cat("B=", s.B, " T=", s.T, " NH=", s.NH, " NKV=", s.NKV, " HS=", s.HS);

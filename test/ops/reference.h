@@ -96,7 +96,8 @@ Mat<T> ref_matmul(const Mat<T>& a, const Mat<T>& b, bool ta, bool tb, const Mat<
       T sum(0);
       for (int64_t k = 0; k < K; k++) sum += (ta ? a(k, m) : a(m, k)) * (tb ? b(n, k) : b(k, n));
       // Bias, residual and old value may each be added by a pass of its own, rounding in between;
-      // cuBLASLt adds a bias in C's type only.
+      // cuBLASLt adds a bias in C's type only, and to a single row or column not at all.
+      if (bias.rows && (M == 1 || N == 1)) sum = rounded(sum, u);
       if (bias.rows) sum = rounded(sum + rounded(bias(0, n), u), u);
       if (residual.rows) sum = rounded(sum + residual(m, n), u);
       if (old.rows) sum = rounded(sum + old(m, n), u);
