@@ -49,6 +49,21 @@ def run(command):
     return finish(start(command))
 
 
+def run_torch(command):
+    """PyTorch's line, or None: what it cannot do here (memory, a broken compiler) costs its row alone."""
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        return json.loads(out.strip().splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        print(f"PyTorch: {' '.join(command)}: {error}", file=sys.stderr)
+        return None
+
+
+def write(options, numbers):
+    with open(options.out, "w") as file:
+        json.dump(numbers, file, indent=1)
+
+
 def median(rows, key):
     return statistics.median(row[key] for row in rows)
 
@@ -64,8 +79,9 @@ def compare(options, loqal, torch):
             ours, theirs = [], []
             for _ in range(options.rounds):
                 ours.append(run(loqal(shape, dtype, options.threads)))
-                if measurable:
-                    theirs.append(run(torch(shape, dtype)))
+                other = run_torch(torch(shape, dtype)) if measurable else None
+                if other:
+                    theirs.append(other)
             line = f"{shape:14} {dtype:5} {median(ours, 'ms_per_step'):9.0f} {median(ours, 'share_of_peak'):8.0%}"
             if theirs:
                 ratios = [t["ms_per_step"] / o["ms_per_step"] for o, t in zip(ours, theirs)]
@@ -73,14 +89,15 @@ def compare(options, loqal, torch):
                 line += (f" {median(theirs, 'ms_per_step'):11.0f} {statistics.median(ratios):6.2f}"
                          f" {f'({min(ratios):.2f}-{max(ratios):.2f})':>13} {fastest:8.2f}   {theirs[0]['blas']}")
                 if options.device == "cuda":
-                    line += (f"{ours[0]['bytes'] / 2**30:.1f} GiB, PyTorch {theirs[0]['peak_gpu_bytes'] / 2**30:.1f} GiB;"
+                    line += (f"; {ours[0]['bytes'] / 2**30:.1f} GiB, PyTorch {theirs[0]['peak_gpu_bytes'] / 2**30:.1f} GiB;"
                              f" {median(ours, 'tokens_per_s'):.0f} tokens/s, {median(theirs, 'tokens_per_s'):.0f}")
-            elif options.have_torch:
+            elif options.have_torch and not measurable:
                 line += "           -      -                        (PyTorch has no fast bf16 on this CPU)"
             elif options.device == "cuda":
                 line += f"   {ours[0]['bytes'] / 2**30:.1f} GiB, {median(ours, 'tokens_per_s'):.0f} tokens/s"
             print(line, flush=True)
             results.append({"shape": shape, "dtype": dtype, "loqal": ours, "torch": theirs})
+            write(options, {"steps": results})  # what is measured stays, whatever comes
     return results
 
 
@@ -161,8 +178,7 @@ def main():
     steps = compare(options, loqal, torch)
     print_budgets(steps)
     numbers = {"steps": steps} if gpu else {"steps": steps, "scaling": scaling(options, loqal)}
-    with open(options.out, "w") as file:
-        json.dump(numbers, file, indent=1)
+    write(options, numbers)
     print(f"numbers: {options.out}")
 
 
