@@ -71,11 +71,17 @@ void write_parameter(SafetensorsWriter& out, Model& model, int i) {
 // Nothing if `stop` said so.
 std::optional<FileSum> write_model(const std::string& file, Model& model, const Stop& stop) {
   SafetensorsWriter out(file);
-  for_trainable(model.table(), [&](int i) {
+  const auto each = [&](const auto& f) {  // the widest type first, so that all are aligned
+    for (const DType type : {DType::F32, DType::BF16})
+      for_trainable(model.table(), [&](int i) {
+        if (model.parameter(i).dtype == type) f(i);
+      });
+  };
+  each([&](int i) {
     out.declare(model.table()[i].name, model.parameter(i).dtype, stored_shape(model, i));
   });
   bool stopped = false;
-  for_trainable(model.table(), [&](int i) {
+  each([&](int i) {
     if (stopped || (stopped = stop && stop())) return;
     if (model.parameter(i).dtype == DType::F32) write_parameter<float>(out, model, i);
     else write_parameter<bf16>(out, model, i);

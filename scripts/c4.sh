@@ -323,7 +323,6 @@ for manifest in "$tokens"_{train,val}_[0-9][0-9][0-9][0-9][0-9].json; do
       "another folder (--out DIR), or start over: rm ${tokens}_*"
 done
 
-printf '%s\n' "$form" >"${tokens}_options.txt"
 number=0 start=$SECONDS
 for job in "${jobs[@]}"; do
   read -r split shard <<<"$job"
@@ -334,6 +333,7 @@ for job in "${jobs[@]}"; do
   # shellcheck disable=SC2086  # a job is two words
   [ $left = 0 ] || begin_early ${jobs[number]}
   set_job "$split" "$shard"
+  printf '%s\n' "$form" >"${tokens}_options.txt"
   "$root/tokenize" --tokenizer "$tokenizer" --out "$prefix" "${tokenize_options[@]}" "$file" ||
     exit $?
   [ -n "$keep$local_folder" ] || rm -- "$file"

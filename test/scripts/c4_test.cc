@@ -203,5 +203,20 @@ TEST_F(C4Test, TokensOfAnotherTokenizerAreNotMixed) {
   EXPECT_FALSE(fs::exists(here / "tokens/c4_train_00001.json"));
 }
 
+// The form of the tokens is one for a folder; what only says how to work may change.
+TEST_F(C4Test, TokensOfAnotherFormAreNotMixed) {
+  ASSERT_EQ(run(local(hub(), "--shards 0 -- --jobs 1")).status, 0);
+  EXPECT_EQ(run(local(hub(), "--shards 0-1 -- --jobs=2 --on-error skip")).status, 0);
+  for (const char* shards : {"0", "0-2"}) {
+    const Result result = run(local(hub(), cat("--shards ", shards, " -- --pad-to 64")));
+    EXPECT_EQ(result.status, 1) << shards;
+    EXPECT_CONTAINS(result.output, "other options of ./tokenize: found '', now '--pad-to 64'");
+  }
+  EXPECT_FALSE(fs::exists(here / "tokens/c4_train_00002.json"));
+  fs::remove(here / "tokens/c4_train_00001_000000.bin");  // not finished any more
+  EXPECT_CONTAINS(run(local(hub(), "--shards 0-1")).output, "1 done, 1 to do");
+  EXPECT_TRUE(fs::exists(here / "tokens/c4_train_00001_000000.bin"));
+}
+
 }  // namespace
 }  // namespace loqal
