@@ -63,7 +63,7 @@ ifeq ($(MODE),tsan)  # what starts threads, and one step of each model
 endif
 LIB_OBJ  := $(LIB_SRC:%.cc=$(BUILD)/%.o)
 TEST_OBJ := $(TEST_SRC:%.cc=$(BUILD)/%.o)
-DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/tokenize_main.d
+DEPS     := $(LIB_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train.d $(BUILD)/data/tokenize_main.d $(wildcard $(BUILD)/test/bench/*.d)
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
