@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Peak memory of ./tokenize: below 300 MiB plus 24 times the longest document, whatever the input's
-size. A made-up input of 1 GiB, a longest document of 2 MiB in its middle; then a million tiny
-documents. Also: as many documents come out as went in.
+size, for each kind of tokenizer. The longest documents that are allowed, of words and of one word; a
+million tiny documents; a made-up input of 1 GiB with a document of 2 MiB in its middle. Also: as many
+documents come out as went in.
 
     tokenize_memory.py [--gib 1]
 """
@@ -46,13 +47,31 @@ def run(*arguments):
     return usage.ru_maxrss / 1024, time.perf_counter() - start
 
 
-def check(name, folder, documents, longest):
-    peak, seconds = run("--tokenizer", f"{folder}/spm.model", "--out", f"{folder}/t", f"{folder}/{name}")
+def write_gpt2(folder):
+    """A byte-level tokenizer whose merges are all pairs of the made-up words' letters."""
+    os.mkdir(folder)
+    spelled, other = {}, 256
+    for byte in range(256):
+        printable = 33 <= byte <= 126 or (byte >= 161 and byte != 173)
+        spelled[byte], other = (chr(byte), other) if printable else (chr(other), other + 1)
+    pieces = {spelled[byte]: byte for byte in range(256)}
+    pairs = [(a, b) for a in "etaoinshrdlucmfw" for b in "etaoinshrdlucmfw"]
+    for a, b in pairs:
+        pieces[a + b] = len(pieces)
+    pieces["<|endoftext|>"] = len(pieces)
+    with open(f"{folder}/encoder.json", "w") as out:
+        json.dump(pieces, out)
+    with open(f"{folder}/vocab.bpe", "w") as out:
+        out.write("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs))
+
+
+def check(name, tokenizer, folder, documents, longest):
+    peak, seconds = run("--tokenizer", f"{folder}/{tokenizer}", "--out", f"{folder}/t", f"{folder}/{name}")
     with open(f"{folder}/t.json") as manifest:
         written = json.load(manifest)
     limit = 300 + 24 * longest / 2**20
-    print(f"{name}: {written['documents']} documents, {written['bytes'] / 2**20:.0f} MiB of text in {seconds:.0f} s "
-          f"({written['bytes'] / seconds / 1e6:.1f} MB/s), peak {peak:.0f} MiB, limit {limit:.0f} MiB")
+    print(f"{name}, {tokenizer}: {written['documents']} documents, {written['bytes'] / 2**20:.0f} MiB of text in {seconds:.0f} s "
+          f"({written['bytes'] / seconds / 1e6:.1f} MB/s), peak {peak:.0f} MiB, limit {limit:.0f} MiB", flush=True)
     if written["documents"] != documents:
         sys.exit(f"expected {documents} documents")
     if peak > limit:
@@ -66,14 +85,28 @@ def main():
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         write_large(f"{folder}/sample.gz", 4 << 20, 0, rng)
-        run("--train-spm", "--vocab", "4000", "--out", f"{folder}/spm", f"{folder}/sample.gz")
-        longest = 2 << 20
-        documents = write_large(f"{folder}/large.json.gz", int(args.gib * 2**30), longest, rng)
-        check("large.json.gz", folder, documents, longest)
+        for kind in ("unigram", "bpe"):
+            run("--train-spm", "--spm-type", kind, "--vocab", "4000", "--out", f"{folder}/{kind}", f"{folder}/sample.gz")
+        write_gpt2(f"{folder}/gpt2")
+        tokenizers = ["unigram.model", "bpe.model", "gpt2"]
+
+        # The longest documents that --max-doc-bytes allows: words, and one word.
+        longest = (16 << 20) - 100
+        text = " ".join(rng.choices(words(rng), k=longest // 4))[:longest]
+        for name, document in (("words.json", text), ("one_word.json", text.replace(" ", "e"))):
+            with open(f"{folder}/{name}", "w") as out:
+                out.write(json.dumps({"text": document}) + "\n")
+            for tokenizer in tokenizers:
+                check(name, tokenizer, folder, 1, longest)
+
         with gzip.open(f"{folder}/tiny.json.gz", "wt", compresslevel=1) as out:
             for i in range(1_000_000):
                 out.write(f'{{"text":"{i}"}}\n')
-        check("tiny.json.gz", folder, 1_000_000, 10)
+        check("tiny.json.gz", "unigram.model", folder, 1_000_000, 10)
+        longest = 2 << 20
+        documents = write_large(f"{folder}/large.json.gz", int(args.gib * 2**30), longest, rng)
+        for tokenizer in tokenizers:
+            check("large.json.gz", tokenizer, folder, documents, longest)
 
 
 main()
