@@ -56,6 +56,7 @@ class TrainCli : public testing::Test {
     const pid_t child = fork();
     if (child == 0) {
       const int out = open((dir_ / "output.txt").c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+      signal(SIGINT, SIG_DFL);  // a shell's background job ignores it, and so would ./train then
       if (hides_gpu_) setenv("CUDA_VISIBLE_DEVICES", "", 1);
       if (chdir(dir_.path.c_str()) || dup2(out, 1) < 0 || dup2(out, 2) < 0) _exit(126);
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
