@@ -45,10 +45,17 @@ struct Parts {
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 
+/// Those of all workers, for a count of their memory.
+std::vector<Parts> build_all_parts(Ops& dry, const ModelConfig& config, const Options& options,
+                                   bool training);
+/// Host memory of Local-SGD's server and of the start weights of rounds in flight; 0 for plain
+/// training.
+int64_t local_sgd_bytes(const Options& options, const ParamTable& table);
+
 /// Parameter counts and the memory table of `ops`, in MiB.
 void print_model(std::ostream& out, const ModelConfig& config, const ParamTable& table);
-/// `program`: program_bytes() and staging_bytes().
-void print_memory(std::ostream& out, const Ops& ops, int64_t program);
+/// `program`: program_bytes() and staging_bytes(); `server`: local_sgd_bytes().
+void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server);
 
 /// What the process holds besides Ops::alloc: code, libraries, packing buffers of the GEMMs. Bytes.
 int64_t program_bytes(const ModelConfig& config, const Options& options);

@@ -32,7 +32,7 @@ LOQAL_HD inline Philox4 philox4x32(Philox4 c, uint32_t k0, uint32_t k1) {
 }
 
 /// What a stream of numbers is for. Values are part of the checkpoint contract: never renumber.
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, rounding = 5 };
+enum class Purpose : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, rounding = 5, jitter = 10, shards = 11 };
 
 /// One stream: everything but the index.
 struct PhiloxStream {
