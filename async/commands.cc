@@ -20,7 +20,7 @@ namespace {
 
 // What a command that reads a model needs less of than training.
 void fit_to_reading(Options& o) {
-  if (!o.eval_only) o.batch_size = 1;       // one text at a time
+  if (!o.eval_only) o.batch_size = 1;              // one text at a time
   if (o.exporting()) o.precision = o.param_dtype;  // no copy for computing
 }
 

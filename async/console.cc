@@ -22,7 +22,8 @@ void Console::line(const std::string& text) {
 
 void Console::step(int64_t step, const std::string& text, double seconds_per_step) {
   clear();
-  const std::string left = short_time(double(std::max<int64_t>(steps_ - step, 0)) * seconds_per_step);
+  const std::string left =
+      short_time(double(std::max<int64_t>(steps_ - step, 0)) * seconds_per_step);
   if (terminal_) {
     const std::string bar = progress_bar(std::min(double(step) / double(steps_), 1.0), 20);
     std::printf("step %lld/%lld %s %s  %s left", static_cast<long long>(step),

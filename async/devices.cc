@@ -57,8 +57,8 @@ double number_of(const Json& device, const std::string& key, const std::string& 
 }
 
 Device device_of(const Json& json, const std::string& where) {
-  static const std::vector<std::string> keys = {"seconds_per_step", "count", "jitter", "latency",
-                                                "up", "down", "name"};
+  static const std::vector<std::string> keys = {
+      "seconds_per_step", "count", "jitter", "latency", "up", "down", "name"};
   for (const auto& [key, value] : json.items())
     if (std::find(keys.begin(), keys.end(), key) == keys.end())
       fail_usage(cat(where, ": unknown key \"", key, "\""),

@@ -28,8 +28,7 @@ void print_method(std::ostream& out, const std::string& name, const ScheduleConf
   while ((s.local_steps() < steps || (config.sync && !s.idle())) && s.pushes() < most)
     if (!s.next_push()) s.restart();
   // Longer runs go on like that.
-  const double factor =
-      s.local_steps() < steps ? double(steps) / double(s.local_steps()) : 1.0;
+  const double factor = s.local_steps() < steps ? double(steps) / double(s.local_steps()) : 1.0;
   double stale = 0;
   const std::vector<int64_t>& histogram = s.staleness_histogram();
   for (size_t i = 0; i < histogram.size(); i++) stale += double(i) * double(histogram[i]);
@@ -45,8 +44,8 @@ void print_schedule(std::ostream& out, const Options& o, int64_t bytes) {
   std::vector<double> seconds;
   for (const Device& d : mine.devices) seconds.push_back(d.seconds_per_step);
   out << "schedule    " << o.local.workers << " workers with " << short_list(seconds, "%.3g", 1)
-      << " s a step, rounds of H = " << o.local.inner_steps << ", grace " << o.local.grace
-      << " s (* this run)\n"
+      << " s a step, rounds of H = " << o.local.inner_steps << ", grace "
+      << format("%g", o.local.grace) << " s (* this run)\n"
       << "  method             virtual time    pushes   staleness     utilisation of the workers\n"
       << "                                              mean / most\n";
   for (const bool sync : {true, false})

@@ -83,8 +83,8 @@ Json Engine::state() const {
     if (scheduler_.running(w))
       for (const StepResult& r : flight.round.steps)
         steps.push_back({number(r.loss), r.lr, number(r.grad_norm), r.targets, r.skipped});
-    rounds.push_back({{"failure", scheduler_.running(w) ? flight.round.failure : ""},
-                      {"steps", steps}});
+    rounds.push_back(
+        {{"failure", scheduler_.running(w) ? flight.round.failure : ""}, {"steps", steps}});
   }
   return {{"fresh", fresh}, {"rounds", rounds}};
 }
@@ -101,8 +101,11 @@ void Engine::restore(const Json& state, const std::string& where) {
     flight.round = {{}, get<std::string>(rounds[w], "failure", where)};
     for (const Json& step : get<Json>(rounds[w], "steps", where)) {
       if (!step.is_array() || step.size() != 5) fail(cat(where, ": a step has 5 numbers"));
-      const Json named = {{"loss", step[0]}, {"lr", step[1]}, {"norm", step[2]},
-                          {"targets", step[3]}, {"skipped", step[4]}};
+      const Json named = {{"loss", step[0]},
+                          {"lr", step[1]},
+                          {"norm", step[2]},
+                          {"targets", step[3]},
+                          {"skipped", step[4]}};
       flight.round.steps.push_back({.loss = get<double>(named, "loss", where),
                                     .lr = get<double>(named, "lr", where),
                                     .grad_norm = get<double>(named, "norm", where),

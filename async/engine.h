@@ -18,9 +18,9 @@
 namespace loqal {
 
 struct EngineConfig {
-  int threads = 1;             ///< that compute rounds
-  bool reset_inner = false;    ///< a new inner optimizer for each round
-  bool keep_starts = false;    ///< pushes carry their start weights, for delay compensation
+  int threads = 1;           ///< that compute rounds
+  bool reset_inner = false;  ///< a new inner optimizer for each round
+  bool keep_starts = false;  ///< pushes carry their start weights, for delay compensation
 };
 
 /// A round that was pushed.

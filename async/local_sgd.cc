@@ -40,12 +40,12 @@ void LocalSgd::begin() {
   server_ = std::make_unique<Server>(server_config(e_.options.local), workers_[0]->weights());
   std::vector<Trainer*> trainers;
   for (const auto& worker : workers_) trainers.push_back(worker.get());
-  engine_ = std::make_unique<Engine>(
-      *scheduler_, *server_, trainers,
-      EngineConfig{.threads = int(threads_),
-                   .reset_inner = e_.options.local.inner_state == "reset",
-                   .keep_starts = e_.options.local.delay_compensation > 0},
-      &stop_);
+  engine_ =
+      std::make_unique<Engine>(*scheduler_, *server_, trainers,
+                               EngineConfig{.threads = int(threads_),
+                                            .reset_inner = e_.options.local.inner_state == "reset",
+                                            .keep_starts = e_.options.local.delay_compensation > 0},
+                               &stop_);
   lent_ = 0;
 }
 
@@ -97,12 +97,8 @@ void LocalSgd::log_steps(const Commit& commit, int64_t step_before) {
   for (const StepResult& r : commit.round.steps) {
     at += r.skipped + 1;
     tokens_ += r.targets;
-    Json line = {{"kind", "train"},
-                 {"step", step_before + at},
-                 {"loss", number(r.loss)},
-                 {"lr", r.lr},
-                 {"grad_norm", number(r.grad_norm)},
-                 {"tokens", tokens_}};
+    Json line = {{"kind", "train"}, {"step", step_before + at},         {"loss", number(r.loss)},
+                 {"lr", r.lr},      {"grad_norm", number(r.grad_norm)}, {"tokens", tokens_}};
     if (r.seconds > 0) {  // computed by this session
       const double rate =
           double(e_.options.batch_size * e_.config.T * e_.options.grad_accum) / r.seconds;
@@ -146,7 +142,8 @@ void LocalSgd::log_push(const Commit& commit, double seconds) {
   double loss = 0;
   for (const StepResult& r : round.steps) loss += r.loss / double(round.steps.size());
   const double per_step = seconds / double(job.steps);
-  seconds_per_step_ = seconds_per_step_ == 0 ? per_step : 0.95 * seconds_per_step_ + 0.05 * per_step;
+  seconds_per_step_ =
+      seconds_per_step_ == 0 ? per_step : 0.95 * seconds_per_step_ + 0.05 * per_step;
   e_.console->step(
       step(),
       format("push %lld  worker %d  shard %d  %lld steps  stale %lld  loss %.4f  norm %.4f  "
@@ -206,15 +203,16 @@ void LocalSgd::add_segment(std::vector<StateTensor>& tensors, const std::string&
   const Model& model = workers_[0]->model();
   for (int i = 0; i < model.table().size(); i++)
     if (model.table()[i].segment == Segment::trainable)
-      tensors.push_back({prefix + model.table()[i].name,
-                         model.table().view(i, segment.data(), DType::F32)
-                             .row_slice(0, model.real_rows(i)),
-                         nullptr});
+      tensors.push_back(
+          {prefix + model.table()[i].name,
+           model.table().view(i, segment.data(), DType::F32).row_slice(0, model.real_rows(i)),
+           nullptr});
 }
 
 std::vector<StateTensor> LocalSgd::tensors() {
   std::vector<StateTensor> all;
-  for (const auto& [name, vector] : server_->vectors()) add_segment(all, cat("server.", name, "."), vector);
+  for (const auto& [name, vector] : server_->vectors())
+    add_segment(all, cat("server.", name, "."), vector);
   for (int w = 0; w < scheduler_->workers(); w++) {
     LanguageModelWorker& worker = *workers_[size_t(w)];
     const std::string prefix = cat("worker", w, ".");
@@ -222,7 +220,8 @@ std::vector<StateTensor> LocalSgd::tensors() {
       all.push_back(std::move(t));
     if (!scheduler_->running(w)) continue;
     add_segment(all, prefix + "delta.", worker.delta());
-    if (const Snapshot& start = engine_->start_of(w); start && e_.options.local.delay_compensation > 0)
+    if (const Snapshot& start = engine_->start_of(w);
+        start && e_.options.local.delay_compensation > 0)
       add_segment(all, prefix + "start.",
                   {const_cast<float*>(start->data()), start->size()});  // filled by a restore alone
   }

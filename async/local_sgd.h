@@ -44,10 +44,10 @@ class LocalSgd final : public Work {
   std::unique_ptr<Server> server_;
   std::vector<std::vector<float>> starts_;  // of restored rounds, for delay compensation
   std::atomic<bool> stop_ = false;
-  bool broken_ = false;            // a round failed in the middle: nothing can be saved any more
-  int lent_ = -1;                  // the worker whose model holds the server's weights, or -1
-  int64_t tokens_ = 0, payload_;   // bytes of one transfer
-  double seconds_per_step_ = 0;    // of wall clock, on average
+  bool broken_ = false;             // a round failed in the middle: nothing can be saved any more
+  int lent_ = -1;                   // the worker whose model holds the server's weights, or -1
+  int64_t tokens_ = 0, payload_;    // bytes of one transfer
+  double seconds_per_step_ = 0;     // of wall clock, on average
   std::unique_ptr<Engine> engine_;  // the last member: its threads use the others
 };
 

@@ -31,8 +31,8 @@ void add_local_sgd(OptionTable& t, LocalSgdOptions& o) {
            "the server's optimizer [dn; nesterov with --sync]", trajectory);
   t.real("--outer-lr", o.outer_lr, 0, 1e6, "its learning rate", trajectory);
   t.real("--outer-momentum", o.outer_momentum, 0, 0.999999, "its momentum", trajectory);
-  t.integer("--dn-period", o.dn_period, 1, kMostPushes, "pushes of one momentum step of dn [workers]",
-            trajectory);
+  t.integer("--dn-period", o.dn_period, 1, kMostPushes,
+            "pushes of one momentum step of dn [workers]", trajectory);
   t.real("--dn-c", o.dn_c, 0, 1, "share of the momentum in each push of dn, up to 1 / period",
          trajectory);
   t.integer("--buffer", o.buffer, 1, kMostPushes, "pushes of one step of buffer [workers]",
@@ -46,8 +46,7 @@ void add_local_sgd(OptionTable& t, LocalSgdOptions& o) {
            "speeds of the workers' devices", trajectory);
   t.text("--device-speeds", o.device_speeds, "instead: steps/s of each, separated by commas",
          trajectory);
-  t.text("--device-profile", o.device_profile, "instead: JSON file with speeds and networks",
-         run);
+  t.text("--device-profile", o.device_profile, "instead: JSON file with speeds and networks", run);
 }
 
 namespace {
@@ -122,7 +121,8 @@ void complete_local_sgd(Options& o) {
   if (l.buffer < 0) l.buffer = l.workers;
   check_outer(o);
   push_weight(l.push_weight);
-  const std::string *given = nullptr, names[] = {"--heterogeneity", "--device-speeds", "--device-profile"};
+  const std::string *given = nullptr,
+                    names[] = {"--heterogeneity", "--device-speeds", "--device-profile"};
   for (const std::string& name : names) {
     if (!o.is_given(name)) continue;
     if (given) fail_usage(cat(*given, " and ", name, " both describe the devices; give one"));
@@ -130,8 +130,9 @@ void complete_local_sgd(Options& o) {
   }
   devices_of(l);
   if (o.param_dtype == "bf16")
-    fail_usage("--param-dtype bf16 contradicts --workers: a round's small change of the weights "
-               "would be lost in their rounding");
+    fail_usage(
+        "--param-dtype bf16 contradicts --workers: a round's small change of the weights "
+        "would be lost in their rounding");
 }
 
 int64_t steps_of_shard(const Options& o) {
@@ -162,7 +163,9 @@ ServerConfig server_config(const LocalSgdOptions& l) {
                                                      : nesterov,
                     .lr = l.outer_lr,
                     .momentum = l.outer_momentum,
-                    .collect = l.sync ? 0 : l.outer == "buffer" ? l.buffer : 1,
+                    .collect = l.sync                ? 0
+                               : l.outer == "buffer" ? l.buffer
+                                                     : 1,
                     .period = l.dn_period,
                     .c = l.dn_c},
           .weight = push_weight(l.push_weight),

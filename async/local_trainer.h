@@ -21,10 +21,10 @@ class LocalTrainer {
 
   /// One optimizer step over grad_accum micro-batches, weighted by their numbers of targets. A step
   /// whose targets are all ignored is no step: the next batch is taken instead, but none behind the
-  /// loader's position `end`; then the result has no targets and nothing has changed. If `interrupted`
-  /// becomes true the step is abandoned, nothing has changed, and nullopt is returned. A non-finite
-  /// loss or gradient throws Exit::nonfinite, naming the tensor, before parameters are updated
-  /// (per-layer updates: before those of the layer and all below it are).
+  /// loader's position `end`; then the result has no targets and nothing has changed. If
+  /// `interrupted` becomes true the step is abandoned, nothing has changed, and nullopt is
+  /// returned. A non-finite loss or gradient throws Exit::nonfinite, naming the tensor, before
+  /// parameters are updated (per-layer updates: before those of the layer and all below it are).
   std::optional<StepResult> step(const std::function<bool()>& interrupted,
                                  uint64_t end = std::numeric_limits<uint64_t>::max());
 

@@ -38,11 +38,11 @@ void PlainTraining::log(const StepResult& r) {
              {"step_ms", r.seconds * 1e3},
              {"mfu", mfu}});
   average_seconds_ = average_seconds_ == 0 ? r.seconds : 0.9 * average_seconds_ + 0.1 * r.seconds;
-  e_.console->step(step(),
-                   format("loss %.4f  lr %.2e  norm %.3f  %s tok/s  %.0f ms  mfu %.0f%%", r.loss,
-                          r.lr, r.grad_norm, short_number(rate).c_str(), r.seconds * 1e3,
-                          mfu * 100),
-                   average_seconds_);
+  e_.console->step(
+      step(),
+      format("loss %.4f  lr %.2e  norm %.3f  %s tok/s  %.0f ms  mfu %.0f%%", r.loss, r.lr,
+             r.grad_norm, short_number(rate).c_str(), r.seconds * 1e3, mfu * 100),
+      average_seconds_);
   if (r.skipped)
     e_.console->line(cat("notice: ", r.skipped, " batches without a target were passed over"));
 }

@@ -127,23 +127,18 @@ std::vector<double> Scheduler::utilisation() const {
 }
 
 Json to_json(const Job& j) {
-  return {{"worker", j.worker},     {"shard", j.shard},   {"round", j.round},
-          {"first_step", j.first_step}, {"steps", j.steps}, {"start_version", j.start_version},
-          {"start", j.start},       {"pulled", j.pulled}, {"computed", j.computed},
+  return {{"worker", j.worker},         {"shard", j.shard},   {"round", j.round},
+          {"first_step", j.first_step}, {"steps", j.steps},   {"start_version", j.start_version},
+          {"start", j.start},           {"pulled", j.pulled}, {"computed", j.computed},
           {"arrival", j.arrival}};
 }
 
 Job job_from_json(const Json& j, const std::string& where) {
-  return {get<int>(j, "worker", where),
-          get<int>(j, "shard", where),
-          get<int64_t>(j, "round", where),
-          get<int64_t>(j, "first_step", where),
-          get<int64_t>(j, "steps", where),
-          get<int64_t>(j, "start_version", where),
-          get<double>(j, "start", where),
-          get<double>(j, "pulled", where),
-          get<double>(j, "computed", where),
-          get<double>(j, "arrival", where)};
+  return {get<int>(j, "worker", where),      get<int>(j, "shard", where),
+          get<int64_t>(j, "round", where),   get<int64_t>(j, "first_step", where),
+          get<int64_t>(j, "steps", where),   get<int64_t>(j, "start_version", where),
+          get<double>(j, "start", where),    get<double>(j, "pulled", where),
+          get<double>(j, "computed", where), get<double>(j, "arrival", where)};
 }
 
 namespace {
@@ -178,10 +173,12 @@ Json Scheduler::state() const {
 }
 
 void Scheduler::restore(const Json& state, const std::string& where) {
-  if (const Json devices = get<Json>(state, "devices", where); devices != devices_json(config_.devices))
-    fail_usage(cat(where, ": the run that is resumed has other devices: ", dump_json(devices),
-                   ", now ", dump_json(devices_json(config_.devices))),
-               "give the same --device-profile: [seconds a step, jitter, latency, up, down] of each");
+  if (const Json devices = get<Json>(state, "devices", where);
+      devices != devices_json(config_.devices))
+    fail_usage(
+        cat(where, ": the run that is resumed has other devices: ", dump_json(devices), ", now ",
+            dump_json(devices_json(config_.devices))),
+        "give the same --device-profile: [seconds a step, jitter, latency, up, down] of each");
   time_ = get<double>(state, "time", where);
   window_.reset();
   if (!get<Json>(state, "window", where).is_null()) window_ = get<double>(state, "window", where);
@@ -200,7 +197,8 @@ void Scheduler::restore(const Json& state, const std::string& where) {
     shards_[s] = {shards[s].at(0).get<int64_t>(), shards[s].at(1).get<int64_t>()};
   for (const Json& json : get<Json>(state, "running", where)) {
     const Job job = job_from_json(json, where);
-    const bool valid = job.worker >= 0 && job.worker < workers() && job.shard >= 0 && job.shard < workers();
+    const bool valid =
+        job.worker >= 0 && job.worker < workers() && job.shard >= 0 && job.shard < workers();
     if (!valid) fail(cat(where, ": a round of worker ", job.worker, " on shard ", job.shard));
     running_[size_t(job.worker)] = job;
   }

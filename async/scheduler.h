@@ -106,10 +106,10 @@ class Scheduler {
 
   ScheduleConfig config_;
   Sampler sampler_;
-  std::vector<int64_t> steps_;              // of a round, per worker
+  std::vector<int64_t> steps_;               // of a round, per worker
   std::vector<std::optional<Job>> running_;  // per worker
-  std::vector<int64_t> rounds_;             // begun, per worker
-  std::vector<double> computing_;           // seconds of handled rounds, per worker
+  std::vector<int64_t> rounds_;              // begun, per worker
+  std::vector<double> computing_;            // seconds of handled rounds, per worker
   std::vector<ShardCount> shards_;
   std::vector<int64_t> histogram_;
   double time_ = 0;

@@ -126,10 +126,10 @@ void Server::restore(const Json& state, const std::string& where) {
                       get<int64_t>(state, "outer_steps", where));
 }
 
-int64_t Server::bytes(const ServerConfig& config, int64_t size, int64_t workers) {
+int64_t Server::bytes(const ServerConfig& config, int64_t size, int64_t versions) {
   const int64_t vectors = 1 + OuterOptimizer::state_vectors(config.outer) +  // and `previous`
                           int64_t(config.delay_compensation > 0);  // the start of the push at hand
-  return (vectors + workers) * size * int64_t(sizeof(float));
+  return (vectors + versions) * size * int64_t(sizeof(float));
 }
 
 }  // namespace loqal

@@ -21,17 +21,17 @@ struct Push {
   int worker = 0;
   int64_t staleness = 0;   ///< pushes that the server handled since the worker's pull
   std::span<float> delta;  ///< start - end; the server may use it as scratch memory
-  Snapshot start;           ///< for delay compensation only
+  Snapshot start;          ///< for delay compensation only
   std::string failure;     ///< why there is no delta, or ""
 };
 
 /// What the server answers.
 struct Verdict {
   bool accepted = false;
-  std::string reason;     ///< of a refusal
-  bool distrust = false;  ///< refused for what it is, not for being late
-  double weight = 1;   ///< that the push was multiplied by
-  double norm = 0;     ///< of delta as it came
+  std::string reason;                         ///< of a refusal
+  bool distrust = false;                      ///< refused for what it is, not for being late
+  double weight = 1;                          ///< that the push was multiplied by
+  double norm = 0;                            ///< of delta as it came
   double cos_momentum = 0, cos_previous = 0;  ///< cosines with the server's momentum and with the
                                               ///< last accepted push; 0 without one
 };
@@ -85,9 +85,9 @@ class Server final : public ServerLink {
   std::vector<std::pair<std::string, std::span<float>>> vectors();
   Json state() const;
   void restore(const Json& state, const std::string& where);
-  /// Bytes of a server of `size` weights and of the start weights of `workers` rounds in flight,
-  /// one of which is always shared with the server.
-  static int64_t bytes(const ServerConfig& config, int64_t size, int64_t workers);
+  /// Bytes of a server of `size` weights, its own and `versions` - 1 older ones, from which rounds
+  /// in flight began.
+  static int64_t bytes(const ServerConfig& config, int64_t size, int64_t versions);
 
  private:
   std::string refusal(const Push& push, double norm) const;

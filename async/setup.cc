@@ -162,7 +162,9 @@ std::vector<Parts> build_all_parts(Ops& dry, const ModelConfig& config, const Op
 }
 
 int64_t local_sgd_bytes(const Options& o, const ParamTable& table) {
-  return o.local.on() ? Server::bytes(server_config(o.local), table.elements(), o.local.workers) : 0;
+  if (!o.local.on()) return 0;
+  const int64_t versions = o.local.sync ? 1 : o.local.workers;  // the newest is the server's own
+  return Server::bytes(server_config(o.local), table.elements(), versions);
 }
 
 void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {

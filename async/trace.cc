@@ -22,8 +22,12 @@ class TraceWriter {
   }
   void span(int row, const char* name, double from, double to, const Json& args) {
     if (to > from)
-      event({{"ph", "X"}, {"name", name}, {"ts", from * 1e6}, {"dur", (to - from) * 1e6},
-             {"args", args}}, row);
+      event({{"ph", "X"},
+             {"name", name},
+             {"ts", from * 1e6},
+             {"dur", (to - from) * 1e6},
+             {"args", args}},
+            row);
   }
   void moment(int row, const std::string& name, double at, const Json& args) {
     event({{"ph", "i"}, {"s", "t"}, {"name", name}, {"ts", at * 1e6}, {"args", args}}, row);
@@ -66,7 +70,9 @@ void write_trace(const std::string& log_path) {
     trace.span(row, "push", at("t_computed"), at("t_virtual"), args);
     const bool accepted = get<bool>(p, "accepted", log_path);
     trace.moment(0, accepted ? "apply" : "refuse", at("t_virtual"),
-                 {{"update", p["update"]}, {"worker", worker}, {"staleness", p["staleness"]},
+                 {{"update", p["update"]},
+                  {"worker", worker},
+                  {"staleness", p["staleness"]},
                   {"norm", p["norm"]}});
     pushed[worker] = at("t_virtual");
   }

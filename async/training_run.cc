@@ -131,16 +131,15 @@ void TrainingRun::prepare() {
 }
 
 void TrainingRun::make_work() {
-  const WorkEnvironment environment{
-      o_, config_, peak_flops_,
-      [this](Json line) {
-        line["time"] = time();
-        record(line);
-      },
-      console_.get()};
+  const WorkEnvironment environment{o_, config_, peak_flops_,
+                                    [this](Json line) {
+                                      line["time"] = time();
+                                      record(line);
+                                    },
+                                    console_.get()};
   if (o_.local.on())
-    work_ = std::make_unique<LocalSgd>(
-        environment, [this] { return open_corpus(o_.train_data, "training"); });
+    work_ = std::make_unique<LocalSgd>(environment,
+                                       [this] { return open_corpus(o_.train_data, "training"); });
   else work_ = std::make_unique<PlainTraining>(environment, *ops_, *loader_);
 }
 
@@ -335,7 +334,7 @@ void TrainingRun::train_until_the_end() {
   int64_t before = attempted_ = step();
   if (evaluation_due(local ? 0 : step() - 1)) {
     evaluate();
-    if (evaluated_ && done() && step() > 0) save(true);  // a signal had come before this evaluation
+    if (evaluated_ && done()) save(true);  // a signal had come before this evaluation
   }
   while ((!done() && !stop_signal()) || !work_->at_rest()) {
     attempted_ = step() + 1;
@@ -369,9 +368,8 @@ int TrainingRun::run() {
   announce();
   try {
     train_until_the_end();
-    if (o_.is_given("--export") &&
-        export_model(o_.export_to, work_->model(), tokenizer_files_,
-                     [] { return stop_signal() != 0; }))
+    if (o_.is_given("--export") && export_model(o_.export_to, work_->model(), tokenizer_files_,
+                                                [] { return stop_signal() != 0; }))
       console_->line("exported to " + o_.export_to);
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {

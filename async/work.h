@@ -26,8 +26,8 @@ class Work {
  public:
   virtual ~Work() = default;
 
-  /// Holds the weights that are evaluated and saved, until the next advance(). Before begin(): takes
-  /// those to begin with.
+  /// Holds the weights that are evaluated and saved, until the next advance(). Before begin():
+  /// takes those to begin with.
   virtual Model& model() = 0;
   virtual void begin() = 0;
 

@@ -213,13 +213,11 @@ void save_checkpoint(const std::string& path, Model& model, const AdamW& optimiz
   save_checkpoint(path, model, adam_tensors(model, optimizer), std::move(state), tokenizer);
 }
 
-void save_checkpoint(const std::string& path, Model& model,
-                     const std::vector<StateTensor>& tensors, Json state,
-                     const TokenizerFiles& tokenizer) {
+void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
+                     Json state, const TokenizerFiles& tokenizer) {
   AtomicDirectory dir(path);
   Json files = write_for_transformers(dir, model, tokenizer);
-  record(files, dir, "state.safetensors",
-         write_state(dir.file("state.safetensors"), tensors));
+  record(files, dir, "state.safetensors", write_state(dir.file("state.safetensors"), tensors));
   state["version"] = kStateVersion;
   state["files"] = files;
   write_text(dir.file("state.json"), dump_json(state, 2));
@@ -313,8 +311,8 @@ void load_state_tensors(const std::string& path, const std::vector<StateTensor>&
   for (const StateTensor& s : tensors) {
     const std::vector<int64_t> expected = {s.tensor.rows, s.tensor.cols};
     if (file.info(s.name).shape != expected)
-      fail(cat(file.path(), ": tensor ", s.name, " has shape ",
-               shape_text(file.info(s.name).shape), ", expected ", shape_text(expected)));
+      fail(cat(file.path(), ": tensor ", s.name, " has shape ", shape_text(file.info(s.name).shape),
+               ", expected ", shape_text(expected)));
     host.resize(size_t(s.tensor.numel()));
     read_floats(file, s.name, host.data());
     if (s.ops) s.ops->upload(s.tensor, host.data());

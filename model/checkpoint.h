@@ -18,8 +18,8 @@
 
 namespace loqal {
 
-/// Tokenizer files that travel with a model, in memory: where they came from may be gone by the time
-/// of a save.
+/// Tokenizer files that travel with a model, in memory: where they came from may be gone by the
+/// time of a save.
 struct TokenizerFiles {
   std::map<std::string, std::string> contents;  ///< by Hugging Face's name of the file
   int start = -1;        ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
@@ -42,9 +42,8 @@ std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.
-void save_checkpoint(const std::string& path, Model& model,
-                     const std::vector<StateTensor>& tensors, Json state,
-                     const TokenizerFiles& tokenizer);
+void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
+                     Json state, const TokenizerFiles& tokenizer);
 /// The same with one optimizer, its step count in state.json as "adam_step".
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer);

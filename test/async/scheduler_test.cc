@@ -43,11 +43,14 @@ TEST(Scheduler, GivesTheTraceOfTheNotebook) {
   Scheduler s(very(20, 0.5), toy_sampler());
   const std::vector<Arrival> all = pushes(s, 4000);
   ASSERT_EQ(all.size(), 200u);
-  const struct { double time; int worker, shard, staleness; } first[] = {
-      {11.6, 0, 2, 0}, {15.0, 1, 0, 1}, {23.2, 0, 2, 1}, {30.0, 1, 0, 1}, {30.2, 2, 1, 4},
-      {34.8, 0, 1, 2}, {45.2, 1, 3, 1}, {46.4, 0, 1, 1}, {58.0, 0, 3, 0}, {60.2, 1, 0, 2},
-      {60.4, 2, 2, 5}, {66.6, 3, 3, 11}, {69.6, 0, 2, 3}, {75.4, 1, 3, 2}, {81.2, 0, 3, 1},
-      {90.4, 1, 0, 1}, {90.6, 2, 0, 5}, {92.8, 0, 2, 2}, {104.4, 0, 2, 0}, {105.6, 1, 1, 2},
+  const struct {
+    double time;
+    int worker, shard, staleness;
+  } first[] = {
+      {11.6, 0, 2, 0},  {15.0, 1, 0, 1},  {23.2, 0, 2, 1},  {30.0, 1, 0, 1},  {30.2, 2, 1, 4},
+      {34.8, 0, 1, 2},  {45.2, 1, 3, 1},  {46.4, 0, 1, 1},  {58.0, 0, 3, 0},  {60.2, 1, 0, 2},
+      {60.4, 2, 2, 5},  {66.6, 3, 3, 11}, {69.6, 0, 2, 3},  {75.4, 1, 3, 2},  {81.2, 0, 3, 1},
+      {90.4, 1, 0, 1},  {90.6, 2, 0, 5},  {92.8, 0, 2, 2},  {104.4, 0, 2, 0}, {105.6, 1, 1, 2},
       {116.0, 0, 1, 1}, {120.6, 1, 0, 1}, {120.8, 2, 3, 5}, {127.6, 0, 0, 2}, {133.2, 3, 1, 12},
       {135.8, 1, 2, 2}, {139.2, 0, 1, 2}, {150.8, 0, 2, 0}, {150.8, 1, 1, 2}, {151.0, 2, 3, 6}};
   for (size_t i = 0; i < std::size(first); i++) {
@@ -175,7 +178,8 @@ TEST(Scheduler, RoundsOfAShardLieEndToEnd) {
       EXPECT_GT(s.shards()[0].steps, 5 * s.shards()[3].steps);
     }
     if (sampling == Sampling::fewest) {
-      for (const ShardCount& c : s.shards()) EXPECT_NEAR(double(c.visits), double(all.size()) / 4, 1);
+      for (const ShardCount& c : s.shards())
+        EXPECT_NEAR(double(c.visits), double(all.size()) / 4, 1);
     }
   }
 }
@@ -187,17 +191,20 @@ TEST(Scheduler, EveryWorkerContributesInBoundedTime) {
   std::vector<double> last(4);
   for (const Arrival& a : pushes(s, 5000)) {
     double& before = last[size_t(a.job.worker)];
-    EXPECT_LE(a.job.arrival - before, double(a.job.steps) * config.devices[size_t(a.job.worker)].seconds_per_step + config.grace + 1e-9);
+    EXPECT_LE(a.job.arrival - before,
+              double(a.job.steps) * config.devices[size_t(a.job.worker)].seconds_per_step +
+                  config.grace + 1e-9);
     before = a.job.arrival;
   }
 }
 
 // A round is pull, compute, push; bytes over bandwidth and latency are added.
 TEST(Scheduler, CommunicationTakesTime) {
-  ScheduleConfig config{.devices = {{.seconds_per_step = 2, .latency = 0.25, .up = 100, .down = 400}},
-                        .inner_steps = 3,
-                        .bytes_up = 50,
-                        .bytes_down = 100};
+  ScheduleConfig config{
+      .devices = {{.seconds_per_step = 2, .latency = 0.25, .up = 100, .down = 400}},
+      .inner_steps = 3,
+      .bytes_up = 50,
+      .bytes_down = 100};
   Scheduler s(config);
   const Job job = s.restart().at(0);
   EXPECT_DOUBLE_EQ(job.pulled, 0.5);
@@ -208,7 +215,8 @@ TEST(Scheduler, CommunicationTakesTime) {
 }
 
 TEST(Scheduler, JitterHasMeanOneAndIsItsSeedsAlone) {
-  ScheduleConfig config{.devices = {{.seconds_per_step = 1, .jitter = 0.3}, {.jitter = 0.3}}, .inner_steps = 10};
+  ScheduleConfig config{.devices = {{.seconds_per_step = 1, .jitter = 0.3}, {.jitter = 0.3}},
+                        .inner_steps = 10};
   const auto durations = [&](uint64_t seed) {
     config.seed = seed;
     Scheduler s(config);
@@ -265,9 +273,10 @@ TEST(Devices, AreReadOrRefused) {
   refused("{\"devices\":[{\"seconds_per_step\":1,\"up\":-1}]}", "\"up\" is -1");
   refused("{\"devices\":[{\"seconds_per_step\":1,\"count\":0}]}", "\"count\" is 0");
   refused("{", "p.json:1");
-  write_file_atomic(dir / "p.json",
-                    "{\"devices\":[{\"name\":\"fast\",\"seconds_per_step\":0.5,\"count\":2},"
-                    "{\"seconds_per_step\":2,\"jitter\":0.1,\"latency\":0.01,\"up\":1e6,\"down\":4e6}]}");
+  write_file_atomic(
+      dir / "p.json",
+      "{\"devices\":[{\"name\":\"fast\",\"seconds_per_step\":0.5,\"count\":2},"
+      "{\"seconds_per_step\":2,\"jitter\":0.1,\"latency\":0.01,\"up\":1e6,\"down\":4e6}]}");
   const std::vector<Device> devices = devices_of_profile(dir / "p.json", 3);
   EXPECT_EQ(devices[1].seconds_per_step, 0.5);
   EXPECT_EQ(devices[2].up, 1e6);

@@ -51,8 +51,10 @@ struct ToyData {
     for (double& c : centres) c = numpy.normal();
     for (int k = 0; k < kToyClasses; k++) {
       double squares = 0;
-      for (int i = 0; i < kToyInputs; i++) squares += std::pow(centres[size_t(k * kToyInputs + i)], 2);
-      for (int i = 0; i < kToyInputs; i++) centres[size_t(k * kToyInputs + i)] /= std::sqrt(squares);
+      for (int i = 0; i < kToyInputs; i++)
+        squares += std::pow(centres[size_t(k * kToyInputs + i)], 2);
+      for (int i = 0; i < kToyInputs; i++)
+        centres[size_t(k * kToyInputs + i)] /= std::sqrt(squares);
     }
     for (int p = 0; p < kToyPoints; p++) {
       const int k = p / (kToyPoints / kToyClasses);
@@ -67,7 +69,8 @@ struct ToyData {
     const auto fill = [&](int64_t n, int fan_in) {
       const float high = float(1 / std::sqrt(double(fan_in))), low = -high;
       for (int64_t i = 0; i < n; i++)
-        start.push_back(float(double(torch() & 0xFFFFFFu) * 0x1p-24 * (double(high) - double(low)) + double(low)));
+        start.push_back(float(double(torch() & 0xFFFFFFu) * 0x1p-24 * (double(high) - double(low)) +
+                              double(low)));
     };
     fill(kToyW1, kToyInputs), fill(kToyHidden, kToyInputs);
     fill(kToyW2, kToyHidden), fill(kToyClasses, kToyHidden);
@@ -83,18 +86,22 @@ class ToyNetwork {
   double loss(float* w, const std::vector<int>& points, float* gradient) {
     const ToyData& data = ToyData::get();
     const auto n = int64_t(points.size());
-    x_.resize(size_t(n) * kToyInputs), h_.resize(size_t(n) * kToyHidden), z_.resize(size_t(n) * kToyClasses);
+    x_.resize(size_t(n) * kToyInputs), h_.resize(size_t(n) * kToyHidden),
+        z_.resize(size_t(n) * kToyClasses);
     dh_.resize(h_.size());
     for (int64_t r = 0; r < n; r++)
-      std::copy_n(data.x.data() + int64_t(points[size_t(r)]) * kToyInputs, kToyInputs, x_.data() + r * kToyInputs);
+      std::copy_n(data.x.data() + int64_t(points[size_t(r)]) * kToyInputs, kToyInputs,
+                  x_.data() + r * kToyInputs);
     float *w1 = w, *b1 = w1 + kToyW1, *w2 = b1 + kToyHidden, *b2 = w2 + kToyW2;
-    const Tensor x(x_.data(), n, kToyInputs), h(h_.data(), n, kToyHidden), z(z_.data(), n, kToyClasses),
-        dh(dh_.data(), n, kToyHidden), t1(w1, kToyHidden, kToyInputs), t2(w2, kToyClasses, kToyHidden);
+    const Tensor x(x_.data(), n, kToyInputs), h(h_.data(), n, kToyHidden),
+        z(z_.data(), n, kToyClasses), dh(dh_.data(), n, kToyHidden), t1(w1, kToyHidden, kToyInputs),
+        t2(w2, kToyClasses, kToyHidden);
     ops_->matmul(h, x, t1, {.transpose_b = true, .bias = Tensor(b1, 1, kToyHidden)});
     for (float& v : h_) v = std::max(v, 0.0f);
     ops_->matmul(z, h, t2, {.transpose_b = true, .bias = Tensor(b2, 1, kToyClasses)});
     double sum = 0;
-    for (int64_t r = 0; r < n; r++) sum += softmax(z_.data() + r * kToyClasses, data.y[size_t(points[size_t(r)])], float(n));
+    for (int64_t r = 0; r < n; r++)
+      sum += softmax(z_.data() + r * kToyClasses, data.y[size_t(points[size_t(r)])], float(n));
     if (!gradient) return sum / double(n);
     float *g1 = gradient, *gb1 = g1 + kToyW1, *g2 = gb1 + kToyHidden, *gb2 = g2 + kToyW2;
     ops_->matmul(Tensor(g2, kToyClasses, kToyHidden), z, h, {.transpose_a = true});
@@ -124,10 +131,26 @@ class ToyNetwork {
   std::vector<float> x_, h_, z_, dh_;
 };
 
+/// AdamW with torch 1.13's order of roundings: the task amplifies them a thousandfold.
+__attribute__((optimize("O3", "fp-contract=off"))) inline void torch_adamw(
+    float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v,
+    double lr, int64_t step) {
+  const auto decay = float(1 - lr * 1e-3), part1 = float(1 - 0.9), part2 = float(1 - 0.999);
+  const auto rate = float(-lr / (1 - std::pow(0.9, double(step))));
+  const auto root = float(std::sqrt(1 - std::pow(0.999, double(step))));
+  for (int64_t i = 0; i < kToySize; i++) {
+    p[i] *= decay;
+    m[i] = std::fma(g[i], part1, m[i] * 0.9f);
+    v[i] = v[i] * 0.999f + part2 * g[i] * g[i];
+    p[i] += rate * m[i] / (std::sqrt(v[i]) / root + 1e-8f);
+  }
+}
+
 /// 20 AdamW steps or so, with a new optimizer each round, whose first step has the full rate.
 class ToyTrainer final : public Trainer {
  public:
-  explicit ToyTrainer(int64_t phases = 50) : total_(double(20 * phases)) {}
+  /// reversed: the points of a batch the other way round, the same but for rounding.
+  explicit ToyTrainer(bool reversed) : reversed_(reversed) {}
 
   Round train(const Job& job, std::span<const float> start, bool) override {
     std::vector<float> m(size_t(kToySize), 0.0f), v = m, g = m;
@@ -136,13 +159,14 @@ class ToyTrainer final : public Trainer {
     Round round;
     for (int64_t j = 0; j < job.steps; j++) {
       const int64_t s = job.first_step + j;
-      const double progress = std::min(double(s) / total_, 1.0);
-      const double lr = j == 0 ? 2e-4 : 1e-6 + 0.5 * (2e-4 - 1e-6) * (1 + std::cos(M_PI * progress));
-      const std::vector<int> points(order.begin() + 32 * s, order.begin() + 32 * (s + 1));
-      round.steps.push_back({.loss = network_.loss(weights_.data(), points, g.data()), .lr = lr, .targets = 32});
-      const AdamWArgs args{.lr = float(lr), .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 1e-3f, .step = j + 1, .grad_scale = 1};
-      const auto all = [](std::vector<float>& x) { return Tensor(x.data(), 1, kToySize); };
-      network_.ops().adamw(all(weights_), {}, all(g), all(m), all(v), args);
+      const double progress = std::min(double(s) / (20 * 50), 1.0);
+      const double lr =
+          j == 0 ? 2e-4 : 1e-6 + 0.5 * (2e-4 - 1e-6) * (1 + std::cos(M_PI * progress));
+      std::vector<int> points(order.begin() + 32 * s, order.begin() + 32 * (s + 1));
+      if (reversed_) std::reverse(points.begin(), points.end());
+      round.steps.push_back(
+          {.loss = network_.loss(weights_.data(), points, g.data()), .lr = lr, .targets = 32});
+      torch_adamw(weights_.data(), g.data(), m.data(), v.data(), lr, j + 1);
     }
     for (size_t i = 0; i < weights_.size(); i++) weights_[i] = start[i] - weights_[i];
     return round;
@@ -150,7 +174,7 @@ class ToyTrainer final : public Trainer {
   std::span<float> delta() override { return weights_; }
 
  private:
-  const double total_;
+  const bool reversed_;
   ToyNetwork network_;
   std::vector<float> weights_;  // and then their change
 };
