@@ -236,6 +236,12 @@ std::map<std::string, int64_t> LocalSgd::memory_table() const {
   return table;
 }
 
+int64_t LocalSgd::peak_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& worker : workers_) bytes += worker->ops().peak_bytes();
+  return bytes;
+}
+
 std::string LocalSgd::next_rate() const {
   return cat("push ", scheduler_->pushes(), " at ", scheduler_->time(), " virtual seconds");
 }

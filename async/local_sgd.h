@@ -27,6 +27,7 @@ class LocalSgd final : public Work {
   void restore(const Json& state, const std::string& where) override;
   std::vector<StateTensor> tensors() override;
   std::map<std::string, int64_t> memory_table() const override;
+  int64_t peak_bytes() const override;
   std::string next_rate() const override;
   void end(const std::string& log_path) override;
 

@@ -48,6 +48,7 @@ class Work {
   virtual std::vector<StateTensor> tensors() = 0;
 
   virtual std::map<std::string, int64_t> memory_table() const = 0;
+  virtual int64_t peak_bytes() const = 0;  ///< on its device
   virtual std::string next_rate() const = 0;  ///< for the console, after a resume
   /// The session is over: its last records, and files beside the log at `log_path`.
   virtual void end(const std::string& log_path) { (void)log_path; }
@@ -67,6 +68,7 @@ class PlainTraining final : public Work {
   void restore(const Json& state, const std::string& where) override;
   std::vector<StateTensor> tensors() override;
   std::map<std::string, int64_t> memory_table() const override { return ops_.memory_table(); }
+  int64_t peak_bytes() const override { return ops_.peak_bytes(); }
   std::string next_rate() const override;
 
  private:
