@@ -68,7 +68,7 @@ Model& LocalSgd::model() {
 
 bool LocalSgd::advance() {
   using Clock = std::chrono::steady_clock;
-  if (stop_signal()) return false;
+  if (stop_signal() && at_rest()) return false;  // a synchronous round is finished first
   const Clock::time_point begin = Clock::now();
   const int64_t before = step();
   lent_ = -1;
