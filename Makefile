@@ -89,9 +89,10 @@ endif
 LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc data/*.cc optim/*.cc \
               model/*.cc async/*.cc))
 TEST_SRC := $(filter-out test/cuda_emulation/%,$(wildcard test/*/*_test.cc))
-ifeq ($(MODE),tsan)  # what starts threads, and one step of each model
-  LIB_SRC  := $(filter core/% ops/% optim/% model/%,$(LIB_SRC))
-  TEST_SRC := test/core/threads_test.cc test/core/in_order_test.cc $(wildcard test/ops/*_test.cc) test/model/parity_test.cc
+ifeq ($(MODE),tsan)  # what starts threads, one step of each model, the engine of Local-SGD
+  LIB_SRC  := $(filter core/% ops/% data/% optim/% model/%,$(LIB_SRC)) $(addprefix async/,devices.cc engine.cc scheduler.cc server.cc task_pool.cc)
+  TEST_SRC := test/core/threads_test.cc test/core/in_order_test.cc $(wildcard test/ops/*_test.cc) test/model/parity_test.cc \
+    test/async/engine_test.cc test/async/toy_test.cc test/async/coverage_test.cc
 endif
 ifeq ($(MODE),cuda-tsan)
   LIB_SRC  := $(filter core/% ops/%,$(LIB_SRC))
@@ -214,7 +215,7 @@ sanitize:             ## the tests under ASan+UBSan, threads and kernels under T
 	elif [ -n "$(EMULATED)" ]; then $(MAKE) --no-print-directory -j$(JOBS) MODE=cuda-tsan build/cuda-tsan/run_cuda_tests && \
 	  build/cuda-tsan/run_cuda_tests --gtest_brief=1 --gtest_filter='Ops/*:Planted*'; fi
 ASAN_TESTS := *-Memory*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
-TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*
+TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*:Engine*:*EngineMethods*:*ToyGolden*dn_dylu_grace:Coverage*
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json
 	@scripts/install_deps.sh bench

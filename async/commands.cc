@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "async/console.h"
+#include "async/dry_schedule.h"
 #include "async/local_trainer.h"
 #include "async/setup.h"
 #include "async/signals.h"
@@ -19,7 +20,7 @@ namespace {
 
 // What a command that reads a model needs less of than training.
 void fit_to_reading(Options& o) {
-  if (!o.eval_only) o.batch_size = 1;       // one text at a time
+  if (!o.eval_only) o.batch_size = 1;              // one text at a time
   if (o.exporting()) o.precision = o.param_dtype;  // no copy for computing
 }
 
@@ -35,9 +36,10 @@ int dry_run(Options o) {
   check_export(o, config);
   const std::string choice = choose_device(o, config, training);
   const auto ops = make_device(o, true);
-  const Parts parts = build_parts(*ops, config, o, training);
-  const int64_t program = program_bytes(config, o) + staging_bytes(parts.model->table());
-  print_model(std::cout, config, parts.model->table());
+  const std::vector<Parts> parts = build_all_parts(*ops, config, o, training);
+  const Model& model = *parts[0].model;
+  const int64_t program = program_bytes(config, o) + staging_bytes(model.table());
+  print_model(std::cout, config, model.table());
   const int64_t per_step = o.batch_size * config.T * o.grad_accum;
   if (training)
     std::cout << "run         " << o.steps << " steps x " << per_step
@@ -45,7 +47,11 @@ int dry_run(Options o) {
               << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
               << " FLOP a step\n";
   std::cout << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
-  print_memory(std::cout, *ops, o.device == "cuda" ? 0 : program);
+  const bool host = o.device == "cpu";  // the table is the device's
+  print_memory(std::cout, *ops, host ? program : 0,
+               host && training ? local_sgd_bytes(o, model.table()) : 0);
+  if (training && o.local.on())
+    print_schedule(std::cout, o, model.parameter_count() * int64_t(sizeof(float)));
   const Json options = options_to_json(o, true);
   for (const auto& [name, value] : options.items())
     std::cout << "  --" << name << " " << dump_json(value) << "\n";

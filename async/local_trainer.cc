@@ -27,14 +27,17 @@ int64_t LocalTrainer::load_batches() {
   return targets;
 }
 
-std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interrupted) {
+std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interrupted,
+                                             uint64_t end) {
   const uint64_t position = loader_.position();
   StepResult result;
   const int64_t most_skips = int64_t(loader_.rows_per_epoch()) / (B_ * grad_accum_) + 1;
   try {
-    while ((result.targets = load_batches()) == 0)
+    while ((result.targets = load_batches()) == 0) {
+      if (loader_.position() >= end) return result;
       if (++result.skipped > most_skips)
         fail("the training data holds no targets: every one is padding");
+    }
   } catch (...) {
     loader_.seek(position);  // so that the caller can save a state that a repaired shard continues
     throw;

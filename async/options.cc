@@ -74,6 +74,7 @@ void add_all(OptionTable& t, Options& o) {
          "update each layer during the backward pass: less memory", trajectory);
   t.choice("--recompute", o.recompute, {"none", "block"},
            "block: keep only block inputs, compute the rest twice", run);
+  add_local_sgd(t, o.local);
   t.section("device");
   t.choice("--device", o.device, {"auto", "cpu", "cuda"},
            "auto: the GPU where there is one that can be used", call);
@@ -239,7 +240,8 @@ void complete_options(Options& o) {
     fail_usage(cat("--grad-accum ", o.grad_accum, " contradicts --per-layer-updates"),
                "a layer's gradient is gone after its update; use a larger --batch-size");
   if (o.grad_clip < 0) o.grad_clip = o.per_layer_updates ? 0 : 1;
-  if (o.warmup < 0) o.warmup = o.steps / 20;
+  complete_local_sgd(o);
+  if (o.warmup < 0) o.warmup = schedule_of(o).steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
   if (o.min_lr > o.lr) fail_usage(cat("--min-lr ", o.min_lr, ": must not be above --lr ", o.lr));
   const char* reading = o.eval_only     ? "--eval-only"
@@ -273,6 +275,14 @@ void complete_options(Options& o) {
                    o.exporting() ? ", or --train-data to train one first" : ""));
   if (o.train_data.empty() && !o.dry_run && !reading)
     fail_usage("--train-data is missing", "make token shards with ./tokenize, or try --dry-run");
+}
+
+Schedule schedule_of(const Options& o) {
+  return {.kind = schedule_kind(o.lr_schedule),
+          .lr = o.lr,
+          .min_lr = o.min_lr,
+          .warmup = o.warmup,
+          .steps = o.local.on() ? steps_of_shard(o) : o.steps};
 }
 
 std::string given_options(const Options& options) {

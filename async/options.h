@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "async/local_sgd_options.h"
 #include "core/json_fwd.h"
+#include "optim/schedule.h"
 
 namespace loqal {
 
@@ -35,6 +37,7 @@ struct Options {
   int64_t warmup = -1;
   bool per_layer_updates = false;
   std::string recompute = "none";
+  LocalSgdOptions local;
   // device
   std::string device = "auto", precision = "auto";
   int64_t threads = 0;
@@ -63,6 +66,9 @@ bool parse_options(int argc, char** argv, Options& options);
 /// Derived values and contradictions: fills every -1 but the model's sizes. Call it after a
 /// resume's values were taken over.
 void complete_options(Options& options);
+
+/// The learning rate of plain training, or of one data shard of Local-SGD on the shard's own clock.
+Schedule schedule_of(const Options& options);
 
 /// What the user said, as on a command line; for the console.
 std::string given_options(const Options& options);

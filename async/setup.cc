@@ -153,6 +153,20 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
   return parts;
 }
 
+std::vector<Parts> build_all_parts(Ops& dry, const ModelConfig& config, const Options& o,
+                                   bool training) {
+  std::vector<Parts> all;
+  for (int64_t w = 0; w < (training ? o.local.workers : 1); w++)
+    all.push_back(build_parts(dry, config, o, training));
+  return all;
+}
+
+int64_t local_sgd_bytes(const Options& o, const ParamTable& table) {
+  if (!o.local.on()) return 0;
+  const int64_t versions = o.local.sync ? 1 : o.local.workers;  // the newest is the server's own
+  return Server::bytes(server_config(o.local), table.elements(), versions);
+}
+
 void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
   int64_t embedding = 0, matrices = 0, rest = 0;
   for (const Param& p : table.params()) {
@@ -175,17 +189,18 @@ void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& tabl
   out.unsetf(std::ios::floatfield);
 }
 
-void print_memory(std::ostream& out, const Ops& ops, int64_t program) {
+void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server) {
   const auto line = [&](const std::string& name, int64_t bytes) {
     out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << std::fixed
         << std::setprecision(1) << double(bytes) / (1 << 20) << " MiB\n";
   };
   out << "memory\n";
-  int64_t total = program;
+  int64_t total = program + server;
   for (const auto& [category, bytes] : ops.memory_table()) {
     if (bytes) line(category, bytes);
     total += bytes;
   }
+  if (server) line("server and start weights", server);
   if (program) line("program and staging", program);
   line("total", total);
   out.unsetf(std::ios::floatfield);
@@ -219,10 +234,12 @@ int64_t available_bytes() {
 int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, bool training) {
   options.batch_size = batch;
   const auto dry = make_device(options, true);
-  const Parts parts = build_parts(*dry, config, options, training);
+  const std::vector<Parts> parts = build_all_parts(*dry, config, options, training);
   constexpr int64_t driver = int64_t(300) << 20;  // context, code, cuBLAS
   if (options.device == "cuda") return dry->peak_bytes() + driver;
-  return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(parts.model->table());
+  const ParamTable& table = parts[0].model->table();
+  return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(table) +
+         (training ? local_sgd_bytes(options, table) : 0);
 }
 
 }  // namespace

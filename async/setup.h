@@ -29,8 +29,8 @@ ModelConfig resolve_model(Options& options, int data_vocab);
 void resolve_batch(Options& options, const ModelConfig& config);
 
 /// Turns --device auto into cuda, where there is a GPU that the program can use and that has memory
-/// enough, or cpu. Returns why, "" if there was nothing to choose. Error for --device cuda without a
-/// usable GPU, unless it is a dry run.
+/// enough, or cpu. Returns why, "" if there was nothing to choose. Error for --device cuda without
+/// a usable GPU, unless it is a dry run.
 std::string choose_device(Options& options, const ModelConfig& config, bool training);
 
 /// The device of choose_device(). Sets --precision to fp32 or bf16 if it is auto. dry: nothing is
@@ -45,10 +45,17 @@ struct Parts {
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 
+/// Those of all workers, for a count of their memory.
+std::vector<Parts> build_all_parts(Ops& dry, const ModelConfig& config, const Options& options,
+                                   bool training);
+/// Host memory of Local-SGD's server and of the start weights of rounds in flight; 0 for plain
+/// training.
+int64_t local_sgd_bytes(const Options& options, const ParamTable& table);
+
 /// Parameter counts and the memory table of `ops`, in MiB.
 void print_model(std::ostream& out, const ModelConfig& config, const ParamTable& table);
-/// `program`: program_bytes() and staging_bytes().
-void print_memory(std::ostream& out, const Ops& ops, int64_t program);
+/// `program`: program_bytes() and staging_bytes(); `server`: local_sgd_bytes().
+void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server);
 
 /// What the process holds besides Ops::alloc: code, libraries, packing buffers of the GEMMs. Bytes.
 int64_t program_bytes(const ModelConfig& config, const Options& options);
@@ -64,10 +71,11 @@ void check_memory(const ModelConfig& config, const Options& options, bool traini
 /// The tokenizer of --tokenizer, or of the checkpoint at `checkpoint`; null if there is none.
 std::unique_ptr<Tokenizer> open_tokenizer(const Options& options, const std::string& checkpoint);
 
-/// What travels with the model besides (TokenizerFiles::contents): the files of `tokenizer` (null: none), with them what
-/// belongs to them in the Hugging Face directory that they, or else the model, came from, and
-/// generation_config.json of the model's `directory` ("": it came from none).
-std::map<std::string, std::string> tokenizer_files(const Tokenizer* tokenizer, const std::string& directory);
+/// What travels with the model besides (TokenizerFiles::contents): the files of `tokenizer` (null:
+/// none), with them what belongs to them in the Hugging Face directory that they, or else the
+/// model, came from, and generation_config.json of the model's `directory` ("": it came from none).
+std::map<std::string, std::string> tokenizer_files(const Tokenizer* tokenizer,
+                                                   const std::string& directory);
 
 /// transformers knows this model, and --export's directory is new, outside --out, and can be made:
 /// it is once, and removed again, unless this is a dry run. Else Error. Makes its parents.

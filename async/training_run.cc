@@ -8,11 +8,10 @@
 #include <iostream>
 #include <optional>
 
-#include "async/console.h"
-#include "async/local_trainer.h"
+#include "async/local_sgd.h"
 #include "async/run_lock.h"
-#include "async/setup.h"
 #include "async/signals.h"
+#include "async/work.h"
 #include "core/file.h"
 #include "core/log.h"
 
@@ -24,14 +23,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-Schedule schedule_of(const Options& o) {
-  return {.kind = schedule_kind(o.lr_schedule),
-          .lr = o.lr,
-          .min_lr = o.min_lr,
-          .warmup = o.warmup,
-          .steps = o.steps};
 }
 
 class TrainingRun {
@@ -46,13 +37,22 @@ class TrainingRun {
   void announce();
   void evaluate();
   void save(bool final);
-  void log_step(const StepResult& result, double seconds);
   int finish(const std::string& reason, int exit_code);
   void end_after(const Error& error);
   double time() const { return time_before_ + seconds_since(start_); }
   void record(const Json& line);
-  bool due(int64_t every) const { return every > 0 && (step_ % every == 0 || step_ == o_.steps); }
-  bool evaluation_due() const { return eval_loader_ && due(o_.eval_every) && !evaluated_; }
+  int64_t step() const { return work_->step(); }
+  bool done() const { return step() >= o_.steps; }
+  /// Every so many steps, when their number is reached or passed, and at the end.
+  bool due(int64_t every, int64_t before) const {
+    return every > 0 && (step() == 0 || step() / every > before / every || done());
+  }
+  bool evaluation_due(int64_t before) const {
+    return eval_loader_ && due(o_.eval_every, before) && !evaluated_;
+  }
+  std::unique_ptr<Corpus> open_corpus(const std::vector<std::string>& patterns, const char* role);
+  void make_work();
+  void train_until_the_end();
 
   Options o_;
   std::string checkpoint_;  // that this run resumes from, or ""
@@ -66,22 +66,25 @@ class TrainingRun {
   std::unique_ptr<TrainLoader> loader_;
   std::unique_ptr<EvalLoader> eval_loader_;
   std::unique_ptr<Ops> ops_;
-  Parts parts_;
-  std::unique_ptr<LocalTrainer> trainer_;
-  std::unique_ptr<JsonlLog> log_;
   std::unique_ptr<Console> console_;
-  int64_t step_ = 0;        // optimizer steps done
-  int64_t tokens_ = 0;      // targets seen
-  bool evaluated_ = false;  // at step_
+  std::unique_ptr<Work> work_;
+  std::unique_ptr<JsonlLog> log_;
+  int64_t attempted_ = 0;   // step of which an error would be
+  bool evaluated_ = false;  // at this step
   TokenizerFiles tokenizer_files_;
   std::string last_saved_;      // by this session
   std::vector<Json> unlogged_;  // records that a full disk keeps out of the log for now
   std::unique_ptr<RunLock> lock_;
-  double average_seconds_ = 0;
   double peak_flops_ = 0;
   double time_before_ = 0;  // seconds of the sessions that this one resumes
   Clock::time_point start_ = Clock::now();
 };
+
+std::unique_ptr<Corpus> TrainingRun::open_corpus(const std::vector<std::string>& patterns,
+                                                 const char* role) {
+  const std::optional<TokenizerInfo> info = info_of(tokenizer_.get());
+  return std::make_unique<Corpus>(patterns, role, int(config_.V), info ? &*info : nullptr);
+}
 
 // Everything that can be wrong is checked here, before memory is allocated.
 void TrainingRun::prepare() {
@@ -102,15 +105,11 @@ void TrainingRun::prepare() {
   o_ = sizes;
   resolve_batch(o_, config_);
   check_export(o_, config_);
-  const std::optional<TokenizerInfo> info = info_of(tokenizer_.get());
-  const auto open = [&](const std::vector<std::string>& patterns, const char* role) {
-    return std::make_unique<Corpus>(patterns, role, int(config_.V), info ? &*info : nullptr);
-  };
-  train_corpus_ = open(o_.train_data, "training");
+  train_corpus_ = open_corpus(o_.train_data, "training");
   loader_ = std::make_unique<TrainLoader>(*train_corpus_, int(o_.batch_size), int(config_.T),
-                                          uint64_t(o_.seed));
+                                          uint64_t(o_.seed), 0, int(o_.local.workers));
   if (!o_.val_data.empty()) {
-    val_corpus_ = open(o_.val_data, "validation");
+    val_corpus_ = open_corpus(o_.val_data, "validation");
     eval_loader_ = std::make_unique<EvalLoader>(*val_corpus_, int(o_.batch_size), int(config_.T),
                                                 o_.eval_tokens);
   }
@@ -131,10 +130,24 @@ void TrainingRun::prepare() {
   check_memory(config_, o_, true);
 }
 
+void TrainingRun::make_work() {
+  const WorkEnvironment environment{o_, config_, peak_flops_,
+                                    [this](Json line) {
+                                      line["time"] = time();
+                                      record(line);
+                                    },
+                                    console_.get()};
+  if (o_.local.on())
+    work_ = std::make_unique<LocalSgd>(environment,
+                                       [this] { return open_corpus(o_.train_data, "training"); });
+  else work_ = std::make_unique<PlainTraining>(environment, *ops_, *loader_);
+}
+
 void TrainingRun::restore() {
   if (checkpoint_.empty()) {
-    if (o_.init == "random") parts_.model->init_random(uint64_t(o_.seed));
-    else load_weights(o_.init, *parts_.model);
+    if (o_.init == "random") work_->model().init_random(uint64_t(o_.seed));
+    else load_weights(o_.init, work_->model());
+    work_->begin();
     return;
   }
   const std::string where = checkpoint_ + "/state.json";
@@ -145,12 +158,11 @@ void TrainingRun::restore() {
              get<int64_t>(corpus, "tokens", where), " tokens, found ",
              train_corpus_->files().size(), " with ", train_corpus_->tokens()),
          "give the same --train-data, or start a new run with --init");
-  load_checkpoint(checkpoint_, saved_, *parts_.model, *parts_.optimizer);
-  step_ = get<int64_t>(saved_, "step", where);
-  tokens_ = get<int64_t>(saved_, "tokens", where);
+  load_weights(checkpoint_, work_->model());
+  work_->begin();
+  work_->restore(saved_, where);
+  load_state_tensors(checkpoint_, work_->tensors());
   evaluated_ = get<bool>(saved_, "evaluated", where);
-  loader_->seek(get<uint64_t>(saved_, "position", where));
-  trainer_->set_steps_done(step_);
 }
 
 void TrainingRun::open_log() {
@@ -159,23 +171,24 @@ void TrainingRun::open_log() {
     log_ = std::make_unique<JsonlLog>(path);
   } else {
     // --resume auto after a crash before the first checkpoint: all that was logged moves aside.
-    const int64_t from = checkpoint_.empty() ? -1 : step_;
+    const int64_t from = checkpoint_.empty() ? -1 : step();
     time_before_ = JsonlLog::time_at(path, from);
     log_ = std::make_unique<JsonlLog>(path, from);
-    set_aside_checkpoints_after(o_.out, step_);
+    set_aside_checkpoints_after(o_.out, step());
   }
   start_ = Clock::now();
 }
 
 void TrainingRun::announce() {
   const int64_t per_step = o_.batch_size * config_.T * o_.grad_accum;
-  const ParamTable& table = parts_.model->table();
+  const Model& model = work_->model();
+  const ParamTable& table = model.table();
   Json run = {{"kind", "run"},
               {"version", "0.1"},
               {"device", ops_->description()},
               {"precision", o_.precision}};
-  if (!checkpoint_.empty()) run["resumed_step"] = step_, run["resumed_from"] = checkpoint_;
-  run["parameters"] = parts_.model->parameter_count();
+  if (!checkpoint_.empty()) run["resumed_step"] = step(), run["resumed_from"] = checkpoint_;
+  run["parameters"] = model.parameter_count();
   run["tokens_per_step"] = per_step;
   run["initial_loss"] = std::log(double(config_.V));
   run["peak_flops"] = peak_flops_;
@@ -188,7 +201,7 @@ void TrainingRun::announce() {
     run[corpus->role()] = files;
   }
   log_->write(run);
-  for (const auto& [category, bytes] : ops_->memory_table())
+  for (const auto& [category, bytes] : work_->memory_table())
     if (bytes) log_->write({{"kind", "memory"}, {"category", category}, {"bytes", bytes}});
 
   std::cout << "device      " << ops_->description() << ", " << o_.precision << ", "
@@ -199,7 +212,9 @@ void TrainingRun::announce() {
   std::cout << "data        " << train_corpus_->tokens() << " tokens in "
             << train_corpus_->files().size()
             << (train_corpus_->files().size() == 1 ? " shard, " : " shards, ")
-            << loader_->rows_per_epoch() << " windows of " << T << ", " << train_corpus_->dropped(T)
+            << loader_->rows_per_epoch() << " windows of " << T
+            << (o_.local.on() ? cat(" for each of ", o_.local.workers, " workers") : "") << ", "
+            << train_corpus_->dropped(T) + T * loader_->dropped_per_epoch()
             << " tokens are no target";
   if (val_corpus_) std::cout << "; evaluation on " << eval_loader_->tokens() << " tokens";
   std::cout << "\nrun         " << o_.steps << " steps x " << per_step << " tokens (batch "
@@ -209,8 +224,8 @@ void TrainingRun::announce() {
             << " tokens; a uniform guess has loss " << format("%.3f", std::log(double(config_.V)))
             << "\noptions     " << given_options(o_) << "\nlog         " << log_->path() << "\n";
   if (!checkpoint_.empty())
-    std::cout << "resumed     " << checkpoint_ << ", step " << step_ << ", next learning rate "
-              << schedule_of(o_).at(step_) << "\n";
+    std::cout << "resumed     " << checkpoint_ << ", step " << step() << ", " << work_->next_rate()
+              << "\n";
   if (!notice_.empty()) std::cout << "notice      " << notice_ << "\n";
   std::cout << std::flush;
 }
@@ -231,21 +246,21 @@ void TrainingRun::record(const Json& line) {
 }
 
 void TrainingRun::evaluate() {
-  const std::optional<MeanLoss> mean = mean_loss(*parts_.model, *eval_loader_, o_.batch_size,
+  const std::optional<MeanLoss> mean = mean_loss(work_->model(), *eval_loader_, o_.batch_size,
                                                  config_.T, [] { return stop_signal() != 0; });
   if (!mean) return;  // a signal: the resumed run evaluates this step again
   const double loss = mean->loss;
   if (!std::isfinite(loss))
     fail_nonfinite("the validation loss is not finite; first in " +
-                   parts_.model->first_nonfinite());
+                   work_->model().first_nonfinite());
   record({{"kind", "eval"},
-          {"step", step_},
+          {"step", step()},
           {"loss", number(loss)},
           {"ppl", number(std::exp(loss))},
           {"tokens", mean->targets},
           {"weights", "effective"},
           {"time", time()}});
-  console_->line(format("eval %lld  loss %.4f  ppl %.2f", static_cast<long long>(step_), loss,
+  console_->line(format("eval %lld  loss %.4f  ppl %.2f", static_cast<long long>(step()), loss,
                         std::exp(loss)));
   evaluated_ = true;
 }
@@ -253,26 +268,27 @@ void TrainingRun::evaluate() {
 // A save that fails in the middle of a run must not end it: the older checkpoint is intact, the
 // disk may have room again at the next one. The last save has no next one.
 void TrainingRun::save(bool final) {
-  const std::string path = checkpoint_name(o_.out, step_);
-  Json state = {{"step", step_},
-                {"tokens", tokens_},
-                {"position", loader_->position()},
+  const std::string path = checkpoint_name(o_.out, step());
+  work_->settle();
+  Json state = {{"step", step()},
+                {"tokens", work_->tokens()},
                 {"evaluated", evaluated_},
                 {"corpus",
                  {{"fingerprint", train_corpus_->fingerprint()},
                   {"files", train_corpus_->files().size()},
                   {"tokens", train_corpus_->tokens()}}},
                 {"options", options_to_json(o_, false)}};
+  work_->add_state(state);
   try {
-    save_checkpoint(path, *parts_.model, *parts_.optimizer, std::move(state), tokenizer_files_);
+    save_checkpoint(path, work_->model(), work_->tensors(), std::move(state), tokenizer_files_);
   } catch (const Error& e) {
     if (final || e.exit_code == Exit::nonfinite) throw;
-    console_->line(cat("warning: step ", step_, " was not saved: ", e.what(),
-                       "; training goes on, next try at step ", step_ + o_.save_every));
+    console_->line(cat("warning: step ", step(), " was not saved: ", e.what(),
+                       "; training goes on, next try at step ", step() + o_.save_every));
     return;
   }
   last_saved_ = path;
-  record({{"kind", "save"}, {"step", step_}, {"path", path}, {"time", time()}});
+  record({{"kind", "save"}, {"step", step()}, {"path", path}, {"time", time()}});
   try {
     prune_checkpoints(o_.out, o_.keep);
   } catch (const Error& e) {
@@ -280,32 +296,12 @@ void TrainingRun::save(bool final) {
   }
 }
 
-void TrainingRun::log_step(const StepResult& r, double seconds) {
-  const double rate = double(o_.batch_size * config_.T * o_.grad_accum) / seconds;
-  const double mfu = rate * flops_per_token(config_) / peak_flops_;
-  record({{"kind", "train"},
-          {"step", step_},
-          {"loss", number(r.loss)},
-          {"lr", r.lr},
-          {"grad_norm", number(r.grad_norm)},
-          {"tokens", tokens_},
-          {"tokens_per_s", rate},
-          {"step_ms", seconds * 1e3},
-          {"mfu", mfu},
-          {"time", time()}});
-  average_seconds_ = average_seconds_ == 0 ? seconds : 0.9 * average_seconds_ + 0.1 * seconds;
-  console_->step(step_,
-                 format("loss %.4f  lr %.2e  norm %.3f  %s tok/s  %.0f ms  mfu %.0f%%", r.loss,
-                        r.lr, r.grad_norm, short_number(rate).c_str(), seconds * 1e3, mfu * 100),
-                 average_seconds_);
-  if (r.skipped)
-    console_->line(cat("notice: ", r.skipped, " batches without a target were passed over"));
-}
-
 int TrainingRun::finish(const std::string& reason, int exit_code) {
-  record({{"kind", "memory"}, {"category", "measured peak"},
-          {"bytes", o_.device == "cuda" ? ops_->peak_bytes() : peak_rss()}});
-  record({{"kind", "end"}, {"step", step_}, {"reason", reason}, {"time", time()}});
+  work_->end(log_->path());
+  record({{"kind", "memory"},
+          {"category", "measured peak"},
+          {"bytes", o_.device == "cuda" ? work_->peak_bytes() : peak_rss()}});
+  record({{"kind", "end"}, {"step", step()}, {"reason", reason}, {"time", time()}});
   if (!unlogged_.empty())
     fail(cat(log_->path(), ": the last ", unlogged_.size(), " records could not be written"),
          "the checkpoints are complete; free some space on the disk");
@@ -317,12 +313,38 @@ int TrainingRun::finish(const std::string& reason, int exit_code) {
 // An error from outside, such as a shard that turns out damaged: the state is that of the last
 // whole step. What can be saved is saved; the error itself is reported by the caller.
 void TrainingRun::end_after(const Error& error) {
-  try {
-    if (last_saved_ != checkpoint_name(o_.out, step_)) save(true);
-    finish(cat(step_ == o_.steps ? "done, but: " : "stopped: ", error.what()),
-           int(error.exit_code));
-  } catch (const Error& e) {
-    console_->line(cat("warning: ", e.what()));
+  const auto attempt = [&](const auto& what) {
+    try {
+      what();
+    } catch (const Error& e) {
+      console_->line(cat("warning: ", e.what()));
+    }
+  };
+  attempt([&] {
+    if (last_saved_ != checkpoint_name(o_.out, step())) save(true);
+  });
+  attempt([&] {
+    finish(cat(done() ? "done, but: " : "stopped: ", error.what()), int(error.exit_code));
+  });
+}
+
+void TrainingRun::train_until_the_end() {
+  // A push may step over the step where an evaluation or a save is due.
+  const bool local = o_.local.on();
+  int64_t before = attempted_ = step();
+  if (evaluation_due(local ? 0 : step() - 1)) {
+    evaluate();
+    if (evaluated_ && done()) save(true);  // a signal had come before this evaluation
+  }
+  while ((!done() && !stop_signal()) || !work_->at_rest()) {
+    attempted_ = step() + 1;
+    if (!work_->advance()) break;
+    attempted_ = step();
+    if (!work_->at_rest()) continue;
+    evaluated_ = local && !due(o_.eval_every, before);
+    if (evaluation_due(before)) evaluate();
+    if (due(o_.save_every, before)) save(done());
+    before = step();
   }
 }
 
@@ -339,34 +361,15 @@ int TrainingRun::run() {
     return export_only(o_);
   }
   peak_flops_ = ops_->peak_flops(o_.precision == "bf16" ? DType::BF16 : DType::F32);
-  parts_ = build_parts(*ops_, config_, o_, true);
-  trainer_ =
-      std::make_unique<LocalTrainer>(*parts_.model, *parts_.optimizer, *parts_.sink, *loader_,
-                                     schedule_of(o_), o_.batch_size, config_.T, o_.grad_accum);
   console_ = std::make_unique<Console>(o_.steps);
+  make_work();
   restore();
   open_log();
   announce();
-  int64_t attempted = step_;
   try {
-    if (evaluation_due()) {
-      evaluate();
-      if (evaluated_ && step_ == o_.steps) save(true);  // a signal had come before this evaluation
-    }
-    while (step_ < o_.steps && !stop_signal()) {
-      const Clock::time_point begin = Clock::now();
-      attempted = step_ + 1;
-      const std::optional<StepResult> result = trainer_->step([] { return stop_signal() != 0; });
-      if (!result) break;
-      step_ = trainer_->steps_done();
-      tokens_ += result->targets;
-      evaluated_ = false;
-      log_step(*result, seconds_since(begin));
-      if (evaluation_due()) evaluate();
-      if (due(o_.save_every)) save(step_ == o_.steps);
-    }
-    if (o_.is_given("--export") &&
-        export_model(o_.export_to, *parts_.model, tokenizer_files_, [] { return stop_signal() != 0; }))
+    train_until_the_end();
+    if (o_.is_given("--export") && export_model(o_.export_to, work_->model(), tokenizer_files_,
+                                                [] { return stop_signal() != 0; }))
       console_->line("exported to " + o_.export_to);
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {
@@ -375,13 +378,13 @@ int TrainingRun::run() {
     }
     const std::string last = last_saved_.empty() ? checkpoint_ : last_saved_;
     finish(cat("stopped: ", e.what()), 3);
-    throw Error(Exit::nonfinite, cat("step ", attempted, ": ", e.what()),
+    throw Error(Exit::nonfinite, cat("step ", attempted_, ": ", e.what()),
                 (last.empty() ? "no checkpoint was written before it"
                               : "the last good checkpoint is " + last) +
                     "; a lower --lr, a longer --warmup or --precision fp32 may help");
   }
   if (const int signal = stop_signal()) {
-    if (last_saved_ != checkpoint_name(o_.out, step_)) save(true);
+    if (last_saved_ != checkpoint_name(o_.out, step())) save(true);
     const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
     return finish(cat("interrupted by ", name), signal_exit_code(signal));
   }

@@ -32,7 +32,15 @@ LOQAL_HD inline Philox4 philox4x32(Philox4 c, uint32_t k0, uint32_t k1) {
 }
 
 /// What a stream of numbers is for. Values are part of the checkpoint contract: never renumber.
-enum class Purpose : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, rounding = 5 };
+enum class Purpose : uint32_t {
+  init = 1,
+  shuffle = 2,
+  sample = 3,
+  test = 4,
+  rounding = 5,
+  jitter = 10,
+  shards = 11
+};
 
 /// One stream: everything but the index.
 struct PhiloxStream {
@@ -73,9 +81,9 @@ struct PhiloxStream {
   }
 };
 
-/// One of x's two neighbours in bf16, the upper with the probability of x's distance from the lower:
-/// the mean is x. random: 16 bits. The result is an fp32 whose lower half is zero; NaN and infinity
-/// stay.
+/// One of x's two neighbours in bf16, the upper with the probability of x's distance from the
+/// lower: the mean is x. random: 16 bits. The result is an fp32 whose lower half is zero; NaN and
+/// infinity stay.
 LOQAL_HD inline float round_stochastic_bf16(float x, uint32_t random) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);

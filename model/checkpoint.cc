@@ -90,23 +90,18 @@ std::optional<FileSum> write_model(const std::string& file, Model& model, const 
   return out.finish();
 }
 
-FileSum write_state(const std::string& file, Model& model, const AdamW& optimizer) {
+FileSum write_state(const std::string& file, const std::vector<StateTensor>& tensors) {
   SafetensorsWriter out(file);
-  const auto each = [&](const auto& f) {
-    for (const std::string& name : optimizer.state_names())
-      for_trainable(model.table(), [&](int i) {
-        f(name, i, optimizer.state(name, i).row_slice(0, model.real_rows(i)));
-      });
-  };
-  each([&](const std::string& name, int i, const Tensor& t) {
-    out.declare(name + "." + model.table()[i].name, DType::F32, {t.rows, t.cols});
-  });
+  for (const StateTensor& s : tensors)
+    out.declare(s.name, DType::F32, {s.tensor.rows, s.tensor.cols});
   std::vector<float> host;
-  each([&](const std::string&, int, const Tensor& t) {
-    host.resize(size_t(t.numel()));
-    model.ops().download(host.data(), t);
-    out.write(host.data(), t.numel() * 4);
-  });
+  for (const StateTensor& s : tensors) {
+    if (s.ops) {
+      host.resize(size_t(s.tensor.numel()));
+      s.ops->download(host.data(), s.tensor);
+    }
+    out.write(s.ops ? host.data() : s.tensor.data, s.tensor.numel() * 4);
+  }
   return out.finish();
 }
 
@@ -201,14 +196,29 @@ std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::s
   return contents;
 }
 
+std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer,
+                                      const std::string& prefix) {
+  std::vector<StateTensor> tensors;
+  for (const std::string& name : optimizer.state_names())
+    for_trainable(model.table(), [&](int i) {
+      tensors.push_back({cat(prefix, name, ".", model.table()[i].name),
+                         optimizer.state(name, i).row_slice(0, model.real_rows(i)), &model.ops()});
+    });
+  return tensors;
+}
+
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer) {
+  state["adam_step"] = optimizer.step_count();
+  save_checkpoint(path, model, adam_tensors(model, optimizer), std::move(state), tokenizer);
+}
+
+void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
+                     Json state, const TokenizerFiles& tokenizer) {
   AtomicDirectory dir(path);
   Json files = write_for_transformers(dir, model, tokenizer);
-  record(files, dir, "state.safetensors",
-         write_state(dir.file("state.safetensors"), model, optimizer));
+  record(files, dir, "state.safetensors", write_state(dir.file("state.safetensors"), tensors));
   state["version"] = kStateVersion;
-  state["adam_step"] = optimizer.step_count();
   state["files"] = files;
   write_text(dir.file("state.json"), dump_json(state, 2));
   dir.commit();
@@ -295,22 +305,24 @@ void load_weights(const std::string& path, Model& model) {
   model.refresh_compute_copy();
 }
 
-void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer) {
-  load_weights(path, model);
+void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
   const SafetensorsReader file(path + "/state.safetensors");
   std::vector<float> host;
-  for (const std::string& name : optimizer.state_names())
-    for_trainable(model.table(), [&](int i) {
-      const std::string key = name + "." + model.table()[i].name;
-      const Tensor t = optimizer.state(name, i);
-      const std::vector<int64_t> expected = {model.real_rows(i), t.cols};
-      if (file.info(key).shape != expected)
-        fail(cat(file.path(), ": tensor ", key, " has shape ", shape_text(file.info(key).shape),
-                 ", expected ", shape_text(expected)));
-      host.assign(size_t(t.numel()), 0.0f);
-      read_floats(file, key, host.data());
-      model.ops().upload(t, host.data());
-    });
+  for (const StateTensor& s : tensors) {
+    const std::vector<int64_t> expected = {s.tensor.rows, s.tensor.cols};
+    if (file.info(s.name).shape != expected)
+      fail(cat(file.path(), ": tensor ", s.name, " has shape ", shape_text(file.info(s.name).shape),
+               ", expected ", shape_text(expected)));
+    host.resize(size_t(s.tensor.numel()));
+    read_floats(file, s.name, host.data());
+    if (s.ops) s.ops->upload(s.tensor, host.data());
+    else std::copy(host.begin(), host.end(), s.tensor.as<float>());
+  }
+}
+
+void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer) {
+  load_weights(path, model);
+  load_state_tensors(path, adam_tensors(model, optimizer));
   optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 

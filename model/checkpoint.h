@@ -18,8 +18,8 @@
 
 namespace loqal {
 
-/// Tokenizer files that travel with a model, in memory: where they came from may be gone by the time
-/// of a save.
+/// Tokenizer files that travel with a model, in memory: where they came from may be gone by the
+/// time of a save.
 struct TokenizerFiles {
   std::map<std::string, std::string> contents;  ///< by Hugging Face's name of the file
   int start = -1;        ///< the id that texts begin with; "bos_token_id" in config.json; -1: none
@@ -29,8 +29,22 @@ struct TokenizerFiles {
 /// The contents of such files.
 std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths);
 
+/// A matrix of fp32 numbers beside the model, in state.safetensors.
+struct StateTensor {
+  std::string name;
+  Tensor tensor;
+  Ops* ops;  ///< whose memory it is; null: the host's
+};
+
+/// Adam's moments of all parameters, "PREFIXadam_m.NAME" and "PREFIXadam_v.NAME".
+std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer,
+                                      const std::string& prefix = "");
+
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.
+void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
+                     Json state, const TokenizerFiles& tokenizer);
+/// The same with one optimizer, its step count in state.json as "adam_step".
 void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
                      const TokenizerFiles& tokenizer);
 
@@ -47,6 +61,10 @@ std::string check_export_path(const std::string& path);
 
 /// state.json of a checkpoint, after checking that all files are there, whole, and of this version.
 Json read_checkpoint_state(const std::string& path);
+
+/// Fills tensors that save_checkpoint() was given. Error naming the tensor if one is missing or has
+/// another shape.
+void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 
 /// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
 void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer);

@@ -1,10 +1,13 @@
 #!/usr/bin/python3
-"""Draws the loss of one or several runs against step, tokens and wall clock.
+"""Draws the loss of one or several runs against step, tokens and wall clock; runs of Local-SGD against
+local steps, virtual time and bytes.
 
     scripts/plot.py OUT... [-o FILE.png]      OUT: a run's directory, or its log.jsonl
+    scripts/plot.py --schedule OUT [-o FILE.png]      of Local-SGD: who did what when, and staleness
 
-Light lines are the training loss of each step, strong ones its moving average, points the
-validation loss. One run is drawn to OUT/loss.png, several to ./loss.png. Needs no display.
+Light lines are the training loss of each step (Local-SGD: of each round), strong ones its moving
+average, points the validation loss. One run is drawn to OUT/loss.png, several to ./loss.png, a schedule
+to OUT/schedule.png. Needs no display.
 """
 import argparse
 import bisect
@@ -25,19 +28,26 @@ except ImportError:
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
 
-SERIES = ("step", "tokens", "time", "loss")
+SERIES = ("step", "tokens", "time", "t_virtual", "bytes", "loss")
 # field of the log, factor to the axis' unit, axis label
 PANELS = (
     ("step", 1, "step"),
     ("tokens", 1e-6, "tokens (millions)"),
     ("time", 1 / 60, "wall clock (min)"),
 )
+LOCAL_SGD_PANELS = (
+    ("step", 1, "local steps of all workers"),
+    ("t_virtual", 1, "virtual time (s)"),
+    ("bytes", 1e-6, "pushed and pulled (MB)"),
+)
 
 
-def read_log(path):
-    """{"train": {"step": [...], ...}, "eval": ...} from the lines that are complete and finite."""
-    log = os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
-    runs = {kind: {key: [] for key in SERIES} for kind in ("train", "eval")}
+def log_of(path):
+    return os.path.join(path, "log.jsonl") if os.path.isdir(path) else path
+
+
+def records_of(log):
+    """The records of a log, as far as its lines are complete."""
     try:
         lines = open(log, encoding="utf-8", errors="replace").read().split("\n")
     except OSError as error:
@@ -51,12 +61,32 @@ def read_log(path):
             if number == len(lines):  # no line feed yet: being written, or cut by a crash
                 continue
             fail(f"{log}:{number}: not a line of JSON")
-        if not isinstance(record, dict) or record.get("kind") not in runs:
+        if isinstance(record, dict):
+            yield record
+
+
+def read_log(path):
+    """{"train": {"step": [...], ...}, "eval": ...} from the lines that are finite."""
+    log = log_of(path)
+    runs = {kind: {key: [] for key in SERIES} for kind in ("train", "eval")}
+    round_lines, moved = [], 0  # of Local-SGD: steps of the push that follows; bytes so far
+    for record in records_of(log):
+        kind = record.get("kind")
+        if kind == "train" and "round" in record:
+            round_lines.append(record)
+            continue
+        if kind == "push":
+            moved += record["bytes_up"] + record["bytes_down"]
+            losses = [to_float(line["loss"]) for line in round_lines] or [math.nan]
+            tokens = round_lines[-1]["tokens"] if round_lines else math.nan
+            kind, round_lines = "train", []
+            record.update(loss=sum(losses) / len(losses), bytes=moved, tokens=tokens)
+        if kind not in runs:
             continue
         values = [to_float(record.get(key)) for key in SERIES]
         if math.isfinite(values[0]) and math.isfinite(values[-1]):
             for key, value in zip(SERIES, values):
-                runs[record["kind"]][key].append(value)
+                runs[kind][key].append(value)
     if not runs["train"]["loss"] and not runs["eval"]["loss"]:
         fail(f'{log}: expected "train" or "eval" records with a finite loss, found none')
     place_evaluations(runs)
@@ -76,8 +106,8 @@ def place_evaluations(runs):
     train, evals = runs["train"], runs["eval"]
     for i, step in enumerate(evals["step"] if train["step"] else []):
         before = bisect.bisect_right(train["step"], step) - 1
-        for key in ("tokens", "time"):
-            if key == "tokens" or not math.isfinite(evals[key][i]):
+        for key in ("tokens", "time", "t_virtual", "bytes"):
+            if key != "time" or not math.isfinite(evals[key][i]):
                 evals[key][i] = train[key][before] if before >= 0 else 0.0
 
 
@@ -107,14 +137,14 @@ def loss_limits(runs):
     return low - margin, high + margin
 
 
-def draw(axes, runs, names):
+def draw(axes, panels, runs, names):
     colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     for index, (run, name) in enumerate(zip(runs, names)):
         color = colors[index % len(colors)]
         train, evals = run["train"], run["eval"]
         window = max(1, len(train["loss"]) // 50)
         smoothed = smooth(train["loss"], window)
-        for axis, (key, unit, _) in zip(axes, PANELS):
+        for axis, (key, unit, _) in zip(axes, panels):
             x = [value * unit for value in train[key]]
             if window > 1:
                 axis.plot(x, train["loss"], color=color, alpha=0.22, linewidth=0.7)
@@ -127,8 +157,10 @@ def draw(axes, runs, names):
 
 def plot(runs, names, output):
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
-    draw(axes, runs, names)
-    for axis, (_, _, label) in zip(axes, PANELS):
+    local = all(math.isfinite(value) for run in runs for value in run["train"]["t_virtual"])
+    panels = LOCAL_SGD_PANELS if local else PANELS
+    draw(axes, panels, runs, names)
+    for axis, (_, _, label) in zip(axes, panels):
         axis.set_xlabel(label)
         axis.margins(x=0.02)
         axis.grid(alpha=0.25)
@@ -140,10 +172,43 @@ def plot(runs, names, output):
         axes[-1].legend(handles, labels, frameon=False, loc="upper right")
     else:
         figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
+    save(figure, output)
+
+
+def save(figure, output):
     try:
         figure.savefig(output, dpi=130)
     except (OSError, ValueError) as error:
         fail(f"{output}: cannot write the picture: {error}")
+
+
+def plot_schedule(path, output):
+    """The first rounds as bars, one row a worker, and how stale pushes were."""
+    pushes = [record for record in records_of(log_of(path)) if record.get("kind") == "push"]
+    if not pushes:
+        fail(f'{log_of(path)}: expected "push" records of Local-SGD, found none')
+    workers = 1 + max(push["worker"] for push in pushes)
+    shown = pushes[:10 * workers]
+    figure, (timeline, histogram) = plt.subplots(
+        1, 2, figsize=(13, 1.6 + 0.45 * min(workers, 16)), width_ratios=(3, 1), layout="constrained")
+    parts = (("pull", "t_start", "t_pulled", "C2"), ("compute", "t_pulled", "t_computed", "C0"),
+             ("push", "t_computed", "t_virtual", "C3"))
+    for name, begin, end, color in parts:
+        timeline.barh([push["worker"] for push in shown], [push[end] - push[begin] for push in shown],
+                      left=[push[begin] for push in shown], height=0.7, color=color, edgecolor="white",
+                      linewidth=0.6, label=name)
+    for push in shown:
+        timeline.plot([push["t_virtual"]] * 2, [push["worker"] - 0.45, push["worker"] + 0.45],
+                      color="black" if push["accepted"] else "red", linewidth=1.2)
+    timeline.set_xlabel("virtual time (s); black: the server applies, red: it refuses")
+    timeline.set_yticks(range(workers), [f"worker {worker}" for worker in range(workers)])
+    timeline.invert_yaxis()
+    stale = [push["staleness"] for push in pushes]
+    histogram.bar(range(max(stale) + 1), [stale.count(value) for value in range(max(stale) + 1)], color="C0")
+    histogram.set_xlabel(f"staleness of {len(pushes)} pushes (mean {sum(stale) / len(stale):.2f})")
+    for axis in (timeline, histogram):
+        axis.spines[["top", "right"]].set_visible(False)
+    save(figure, output)
 
 
 def run_names(paths):
@@ -159,13 +224,20 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="+", metavar="OUT", help="a run's directory, or its log.jsonl")
     parser.add_argument("-o", "--output", metavar="FILE.png")
+    parser.add_argument("--schedule", action="store_true", help="draw the schedule of one run of Local-SGD")
     options = parser.parse_args()
     output = options.output
+    if options.schedule and len(options.out) > 1:
+        fail("--schedule draws one run at a time")
     if output is None:
         first = options.out[0]
         directory = first if os.path.isdir(first) else os.path.dirname(first)
-        output = os.path.join(directory if len(options.out) == 1 else "", "loss.png")
-    plot([read_log(path) for path in options.out], run_names(options.out), output)
+        output = os.path.join(directory if len(options.out) == 1 else "",
+                              "schedule.png" if options.schedule else "loss.png")
+    if options.schedule:
+        plot_schedule(options.out[0], output)
+    else:
+        plot([read_log(path) for path in options.out], run_names(options.out), output)
     print(output)
 
 

@@ -44,32 +44,6 @@ mkdir -p "$text" "$tokens"
 [ "$source" = "$(cat "$dir/source")" ] ||
   fail "$dir was made from $(cat "$dir/source"), not from $source; to start over: rm -r $dir"
 
-# "Ge1:1 In the beginning ..." to C4's lines, a document for each chapter, a verse on each line of it.
-# The text is plain ASCII without quotes and backslashes, so that JSON needs no escapes; checked.
-bible_documents() {
-  bible -f gen1:1-rev22:21 | LC_ALL=C awk '
-    function flush() {
-      if (text != "")
-        print "{\"text\":\"" text "\",\"timestamp\":\"1769-01-01T00:00:00Z\",\"url\":\"bible-kjv:" chapter "\"}"
-      text = ""
-    }
-    !/^[1-3]?[A-Z][A-Za-z]*[0-9]+:[0-9]+ / || /[^ -~]|["\\]/ {
-      print "quickstart: unexpected line from bible-kjv: " $0 > "/dev/stderr"
-      exit failed = 1
-    }
-    {
-      label = $1
-      sub(/:.*/, "", label)
-      if (label != chapter) flush()
-      chapter = label
-      text = text (text == "" ? "" : "\\n") substr($0, length($1) + 2)
-    }
-    END {
-      if (failed) exit 1
-      flush()
-    }'
-}
-
 # Reads to the end although it keeps the first ones only: that checks the whole file.
 c4_documents() { gzip -dcf -- "$C4" | LC_ALL=C awk -v most=$documents 'NR <= most'; }
 
@@ -77,7 +51,7 @@ say "text: $source"
 if [ -e "$text/train.json.gz" ]; then
   echo "kept        $text"
 else
-  if [ -n "${C4:-}" ]; then c4_documents; else bible_documents; fi |
+  if [ -n "${C4:-}" ]; then c4_documents; else scripts/bible.sh; fi |
     LC_ALL=C awk -v train="$text/train.json" -v val="$text/val.json" '{ print > (NR % 20 ? train : val) }
       END { if (NR < 20) { print "quickstart: expected 20 documents or more, found " NR > "/dev/stderr"; exit 1 } }'
   for part in val train; do # train.json.gz is the last one: it stands for both

@@ -186,6 +186,26 @@ TEST_F(ReadmeTest, ResumesAndTheDocumentNamesEveryField) {
   EXPECT_EQ(documented("state.json"), state);
 }
 
+TEST_F(ReadmeTest, TheDocumentNamesEveryFieldOfLocalSgd) {
+  const TempDir copy;
+  fs::copy(dir_->path, copy.path, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  const std::string command =
+      "./train --model llama-9M --layers 1 --width 32 --heads 2 --seq-len 16 --train-data "
+      "'tokens/mine_*.bin' --workers 2 --inner-steps 2 --steps 8 --out local\n";
+  const Result trained = in(copy.path, command);
+  ASSERT_EQ(trained.status, 0) << trained.output;
+  std::map<std::string, std::set<std::string>> fields;
+  for (const std::string& line : lines_of(read_file(copy / "local/log.jsonl"))) {
+    const Json record = parse_json(line, "log");
+    for (const auto& [key, value] : record.items())
+      if (key != "kind") fields[record["kind"]].insert(key);
+  }
+  for (const char* kind : {"push", "workers"}) EXPECT_EQ(documented(kind), fields[kind]) << kind;
+  std::set<std::string> steps = documented("train");
+  for (const char* field : {"worker", "shard", "round", "t_virtual"}) steps.insert(field);
+  EXPECT_EQ(fields["train"], steps);
+}
+
 /// README.md and doc/*.md, by name.
 std::map<std::string, std::string> pages() {
   std::map<std::string, std::string> pages{{"README.md", read_file("README.md")}};
@@ -204,7 +224,10 @@ std::set<std::string> matches(const std::string& text, const char* pattern) {
 std::string help_texts() {
   const char* bin = getenv("LOQAL_BIN_DIR");
   const std::string folder = cat(bin ? bin : ".", "/");
-  return run(folder + "train --help; " + folder + "tokenize --help; scripts/c4.sh --help").output;
+  return run(folder + "train --help; " + folder +
+             "tokenize --help; scripts/c4.sh --help; "
+             "head -n 15 scripts/plot.py")
+      .output;
 }
 
 TEST(DocumentsTest, NameOnlyOptionsAndPresetsThatExist) {

@@ -75,6 +75,33 @@ TEST(Plot, DrawsOneRunBesideItsLogAndSeveralWhereAsked) {
   EXPECT_EQ(read_file(dir / "both.png").substr(1, 3), "PNG");
 }
 
+TEST(Plot, DrawsLocalSgdAndItsSchedule) {
+  if (!has_matplotlib()) GTEST_SKIP() << "matplotlib is missing";
+  const TempDir dir;
+  std::string text;
+  for (int push = 0; push < 30; push++) {
+    for (int step = push * 2 + 1; step <= push * 2 + 2; step++)
+      text += cat("{\"kind\":\"train\",\"step\":", step, ",\"loss\":", 4 - step / 20.0,
+                  ",\"tokens\":", step, ",\"worker\":", push % 3, ",\"round\":", push / 3, "}\n");
+    text += cat("{\"kind\":\"push\",\"step\":", push * 2 + 2, ",\"t_virtual\":", push + 1.5,
+                ",\"worker\":", push % 3, ",\"staleness\":", push % 4,
+                ",\"bytes_up\":8,\"bytes_down\":8,\"accepted\":", push == 7 ? "false" : "true",
+                ",\"t_start\":", push, ",\"t_pulled\":", push + 0.1, ",\"t_computed\":", push + 1.2,
+                ",\"time\":", push, "}\n");
+  }
+  write_file_atomic(dir / "log.jsonl", text);
+  for (const char* picture : {"loss.png", "schedule.png"}) {
+    const Result result =
+        run(cat("scripts/plot.py ", *picture == 's' ? "--schedule " : "", dir.path));
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_EQ(read_file(dir / picture).substr(1, 3), "PNG");
+  }
+  write_file_atomic(dir / "log.jsonl", log_text(40));
+  const Result plain = run("scripts/plot.py --schedule " + dir.path);
+  EXPECT_EQ(plain.status, 1);
+  EXPECT_CONTAINS(plain.output, "log.jsonl: expected \"push\" records of Local-SGD");
+}
+
 TEST(Plot, ErrorsNameTheFile) {
   if (!has_matplotlib()) GTEST_SKIP() << "matplotlib is missing";
   const TempDir dir;

@@ -1,0 +1,118 @@
+#include "async/engine.h"
+
+#include "core/error.h"
+#include "core/json.h"
+
+namespace loqal {
+
+Engine::Engine(Scheduler& scheduler, ServerLink& server, std::vector<Trainer*> trainers,
+               const EngineConfig& config, std::atomic<bool>* stop)
+    : scheduler_(scheduler),
+      server_(server),
+      trainers_(std::move(trainers)),
+      config_(config),
+      stop_(stop),
+      flights_(trainers_.size()),
+      pool_(config.threads, int(trainers_.size())) {
+  LOQAL_ASSERT(int(trainers_.size()) == scheduler.workers(), trainers_.size(), " trainers");
+}
+
+Engine::~Engine() {
+  if (stop_) *stop_ = true;
+}
+
+void Engine::begin(const Job& job) {
+  Flight& flight = flights_[size_t(job.worker)];
+  flight.start = server_.pull();
+  flight.computed = false;
+  const bool fresh = config_.reset_inner || flight.fresh;
+  flight.fresh = false;
+  Trainer* trainer = trainers_[size_t(job.worker)];
+  pool_.add(job.worker, job.arrival, [this, &flight, trainer, job, fresh] {
+    try {
+      flight.round = trainer->train(job, *flight.start, fresh);
+    } catch (const Error& e) {
+      if (e.exit_code != Exit::nonfinite) {
+        if (stop_) *stop_ = true;
+        throw;
+      }
+      flight.round = {{}, e.what()};
+    }
+  });
+}
+
+void Engine::await(int worker) {
+  Flight& flight = flights_[size_t(worker)];
+  if (flight.computed) return;
+  pool_.wait(worker);
+  flight.computed = true;
+}
+
+Commit Engine::next() {
+  std::optional<Arrival> arrival = scheduler_.next_push();
+  if (!arrival) {
+    for (const Job& job : scheduler_.restart()) begin(job);
+    arrival = scheduler_.next_push();
+    LOQAL_ASSERT(arrival, "nobody computes");
+  }
+  const int worker = arrival->job.worker;
+  Flight& flight = flights_[size_t(worker)];
+  await(worker);
+  Commit commit{*arrival, std::move(flight.round), {}};
+  Push push{.worker = worker, .staleness = arrival->staleness(), .failure = commit.round.failure};
+  if (push.failure.empty()) push.delta = trainers_[size_t(worker)]->delta();
+  if (config_.keep_starts) push.start = flight.start;
+  flight.start = nullptr;  // so that the server need not copy weights that nobody uses any more
+  commit.verdict = server_.push(push);
+  flight.fresh = commit.verdict.distrust;
+  if (scheduler_.config().sync && scheduler_.idle()) server_.end_round();
+  return commit;
+}
+
+void Engine::finish_rounds() {
+  for (int w = 0; w < scheduler_.workers(); w++)
+    if (scheduler_.running(w)) await(w);
+}
+
+Json Engine::state() const {
+  Json fresh = Json::array(), rounds = Json::array();
+  for (int w = 0; w < scheduler_.workers(); w++) {
+    const Flight& flight = flights_[size_t(w)];
+    fresh.push_back(flight.fresh);
+    Json steps = Json::array();
+    if (scheduler_.running(w))
+      for (const StepResult& r : flight.round.steps)
+        steps.push_back({number(r.loss), r.lr, number(r.grad_norm), r.targets, r.skipped});
+    rounds.push_back(
+        {{"failure", scheduler_.running(w) ? flight.round.failure : ""}, {"steps", steps}});
+  }
+  return {{"fresh", fresh}, {"rounds", rounds}};
+}
+
+void Engine::restore(const Json& state, const std::string& where) {
+  const auto fresh = get<std::vector<bool>>(state, "fresh", where);
+  const Json rounds = get<Json>(state, "rounds", where);
+  if (fresh.size() != flights_.size() || rounds.size() != flights_.size())
+    fail(cat(where, ": state of ", rounds.size(), " rounds, expected ", flights_.size()));
+  for (size_t w = 0; w < flights_.size(); w++) {
+    Flight& flight = flights_[w];
+    flight.fresh = fresh[w];
+    flight.computed = scheduler_.running(int(w)).has_value();
+    flight.round = {{}, get<std::string>(rounds[w], "failure", where)};
+    for (const Json& step : get<Json>(rounds[w], "steps", where)) {
+      if (!step.is_array() || step.size() != 5) fail(cat(where, ": a step has 5 numbers"));
+      const Json named = {{"loss", step[0]},
+                          {"lr", step[1]},
+                          {"norm", step[2]},
+                          {"targets", step[3]},
+                          {"skipped", step[4]}};
+      flight.round.steps.push_back({.loss = get<double>(named, "loss", where),
+                                    .lr = get<double>(named, "lr", where),
+                                    .grad_norm = get<double>(named, "norm", where),
+                                    .targets = get<int64_t>(named, "targets", where),
+                                    .skipped = get<int64_t>(named, "skipped", where)});
+    }
+  }
+}
+
+}  // namespace loqal

@@ -1,0 +1,76 @@
+#include "async/language_model_worker.h"
+
+#include <chrono>
+
+namespace loqal {
+
+LanguageModelWorker::LanguageModelWorker(std::unique_ptr<Ops> ops, const ModelConfig& config,
+                                         const Options& options, std::unique_ptr<Corpus> corpus,
+                                         const std::atomic<bool>& stop)
+    : ops_(std::move(ops)),
+      parts_(build_parts(*ops_, config, options, true)),
+      corpus_(std::move(corpus)),
+      config_(config),
+      options_(options),
+      stop_(stop),
+      delta_(size_t(options.device == "cpu" ? 0 : size())) {}
+
+// Offsets and gaps are the table's; its first tensor is a trainable one at offset 0.
+Tensor LanguageModelWorker::segment() const {
+  return {parts_.model->parameter(0).as<float>(), 1, size()};
+}
+
+void LanguageModelWorker::set_weights(std::span<const float> weights) {
+  LOQAL_ASSERT(int64_t(weights.size()) == size(), weights.size(), " ", size());
+  ops_->upload(segment(), weights.data());
+  parts_.model->refresh_compute_copy();
+}
+
+std::vector<float> LanguageModelWorker::weights() {
+  std::vector<float> weights(size_t(size()), 0.0f);
+  ops_->download(weights.data(), segment());
+  return weights;
+}
+
+// The CPU's own memory of the weights holds their change once the round is over: an array less.
+std::span<float> LanguageModelWorker::delta() {
+  if (!delta_.empty()) return delta_;
+  return {segment().as<float>(), size_t(size())};
+}
+
+Round LanguageModelWorker::train(const Job& job, std::span<const float> start, bool fresh) {
+  using Clock = std::chrono::steady_clock;
+  AdamW& adamw = *parts_.optimizer;
+  if (fresh) {
+    for (const std::string& name : adamw.state_names())
+      for (int i = 0; i < parts_.model->table().size(); i++)
+        if (parts_.model->table()[i].segment == Segment::trainable)
+          ops_->fill(adamw.state(name, i), 0);
+    adamw.set_step_count(0);
+  }
+  set_weights(start);
+  const int64_t B = options_.batch_size, T = config_.T;
+  const uint64_t rows = uint64_t(B * options_.grad_accum), first = uint64_t(job.first_step) * rows,
+                 end = first + uint64_t(job.steps) * rows;
+  TrainLoader loader(*corpus_, int(B), int(T), uint64_t(options_.seed), job.shard,
+                     int(options_.local.workers));
+  loader.seek(first);
+  LocalTrainer trainer(*parts_.model, adamw, *parts_.sink, loader, schedule_of(options_), B, T,
+                       options_.grad_accum);
+  Round round;
+  while (loader.position() < end) {
+    const Clock::time_point begin = Clock::now();
+    trainer.set_steps_done(int64_t(loader.position() / rows));  // the shard's clock
+    const std::optional<StepResult> step = trainer.step([&] { return stop_.load(); }, end);
+    if (!step) return round;
+    if (step->targets == 0) break;
+    round.steps.push_back(*step);
+    round.steps.back().seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  const std::span<float> change = delta();
+  if (!delta_.empty()) ops_->download(change.data(), segment());
+  for (size_t i = 0; i < change.size(); i++) change[i] = start[i] - change[i];
+  return round;
+}
+
+}  // namespace loqal

@@ -1,0 +1,70 @@
+#include <chrono>
+
+#include "async/signals.h"
+#include "async/work.h"
+
+namespace loqal {
+
+PlainTraining::PlainTraining(const WorkEnvironment& e, Ops& ops, TrainLoader& loader)
+    : e_(e),
+      ops_(ops),
+      loader_(loader),
+      parts_(build_parts(ops, e.config, e.options, true)),
+      trainer_(*parts_.model, *parts_.optimizer, *parts_.sink, loader, schedule_of(e.options),
+               e.options.batch_size, e.config.T, e.options.grad_accum) {}
+
+bool PlainTraining::advance() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  std::optional<StepResult> result = trainer_.step([] { return stop_signal() != 0; });
+  if (!result) return false;
+  tokens_ += result->targets;
+  result->seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  log(*result);
+  return true;
+}
+
+void PlainTraining::log(const StepResult& r) {
+  const double rate =
+      double(e_.options.batch_size * e_.config.T * e_.options.grad_accum) / r.seconds;
+  const double mfu = rate * flops_per_token(e_.config) / e_.peak_flops;
+  e_.record({{"kind", "train"},
+             {"step", step()},
+             {"loss", number(r.loss)},
+             {"lr", r.lr},
+             {"grad_norm", number(r.grad_norm)},
+             {"tokens", tokens_},
+             {"tokens_per_s", rate},
+             {"step_ms", r.seconds * 1e3},
+             {"mfu", mfu}});
+  average_seconds_ = average_seconds_ == 0 ? r.seconds : 0.9 * average_seconds_ + 0.1 * r.seconds;
+  e_.console->step(
+      step(),
+      format("loss %.4f  lr %.2e  norm %.3f  %s tok/s  %.0f ms  mfu %.0f%%", r.loss, r.lr,
+             r.grad_norm, short_number(rate).c_str(), r.seconds * 1e3, mfu * 100),
+      average_seconds_);
+  if (r.skipped)
+    e_.console->line(cat("notice: ", r.skipped, " batches without a target were passed over"));
+}
+
+void PlainTraining::add_state(Json& state) {
+  state["position"] = loader_.position();
+  state["adam_step"] = parts_.optimizer->step_count();
+}
+
+void PlainTraining::restore(const Json& state, const std::string& where) {
+  tokens_ = get<int64_t>(state, "tokens", where);
+  loader_.seek(get<uint64_t>(state, "position", where));
+  trainer_.set_steps_done(get<int64_t>(state, "step", where));
+  parts_.optimizer->set_step_count(get<int64_t>(state, "adam_step", where));
+}
+
+std::vector<StateTensor> PlainTraining::tensors() {
+  return adam_tensors(*parts_.model, *parts_.optimizer);
+}
+
+std::string PlainTraining::next_rate() const {
+  return cat("next learning rate ", schedule_of(e_.options).at(step()));
+}
+
+}  // namespace loqal
