@@ -26,9 +26,8 @@ double dot(std::span<const float> a, std::span<const float> b) {
   return sum;
 }
 
-double cosine(std::span<const float> a, double norm_of_a, std::span<const float> b) {
-  if (b.empty()) return 0;
-  const double norms = norm_of_a * std::sqrt(dot(b, b));
+// norms: the product of both.
+double cosine(std::span<const float> a, std::span<const float> b, double norms) {
   return norms > 0 ? dot(a, b) / norms : 0;
 }
 
@@ -80,8 +79,10 @@ Verdict Server::push(const Push& push) {
     v.distrust = !(v.norm <= kTooLarge * (norms_.empty() ? v.norm : median(norms_)));
     return v;
   }
-  v.cos_momentum = cosine(g, v.norm, outer_.momentum());
-  v.cos_previous = accepted_ > 0 ? cosine(g, v.norm, previous_) : 0;
+  const std::span<const float> momentum = outer_.momentum();
+  if (!momentum.empty())
+    v.cos_momentum = cosine(g, momentum, v.norm * std::sqrt(dot(momentum, momentum)));
+  if (accepted_ > 0) v.cos_previous = cosine(g, previous_, v.norm * norms_.back());
   std::copy(g.begin(), g.end(), previous_.begin());
   norms_.push_back(v.norm);
   if (norms_.size() > kRemembered) norms_.pop_front();

@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 """What scripts/experiments/async.sh found, as a table in Markdown and two pictures.
 
-    scripts/experiments/async_table.py DIR [PICTURES]      DIR: of the experiment; PICTURES: a folder
+    scripts/experiments/async_table.py DIR [--pictures FOLDER] [--at STEP]      DIR: of the experiment
 
 Final validation losses as mean and 95 % confidence interval over the seeds, and the difference to the
-synchronous method, seed by seed. Runs that are not finished are left out.
+synchronous method, seed by seed. Runs that are not finished are left out. With --at: losses of the
+evaluation at that number of local steps, of all runs that have got there.
 """
+import argparse
 import json
 import math
 import os
@@ -17,8 +19,11 @@ NAMES = {"sync": "sync DiLoCo", "nesterov": "async Nesterov, weight 1/4", "buffe
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
-def read_run(directory):
-    """[(step, loss, virtual time)] of the evaluations, and the number of pushes."""
+def read_run(directory, at):
+    """The evaluations, as (step, loss, virtual time, pushes), and which of them counts: the first one from
+    step `at` on, or else the last one of a finished run; None if there is none."""
+    if not os.path.exists(os.path.join(directory, "log.jsonl" if at else "done")):
+        return None
     evals, time, pushes = [], 0.0, 0
     with open(os.path.join(directory, "log.jsonl"), encoding="utf-8") as log:
         for line in log:
@@ -26,18 +31,20 @@ def read_run(directory):
                 time, pushes = json.loads(line)["t_virtual"], pushes + 1
             elif line.startswith('{"kind":"eval"'):
                 record = json.loads(line)
-                evals.append((record["step"], record["loss"], time))
-    return evals, pushes
+                evals.append((record["step"], record["loss"], time, pushes))
+    reached = [e for e in evals if e[0] >= at] if at else evals[-1:]
+    return (evals, reached[0]) if reached else None
 
 
-def read_all(directory):
-    runs = {}  # (level, method) -> {seed: (evals, pushes)}
+def read_all(directory, at):
+    runs = {}  # (level, method) -> {seed: (evals, the one that counts)}
     for level in ("none", "very"):
         for method in NAMES:
             parent = os.path.join(directory, level, method)
             for seed in sorted(os.listdir(parent)) if os.path.isdir(parent) else []:
-                if os.path.exists(os.path.join(parent, seed, "done")):
-                    runs.setdefault((level, method), {})[seed] = read_run(os.path.join(parent, seed))
+                run = read_run(os.path.join(parent, seed), at)
+                if run:
+                    runs.setdefault((level, method), {})[seed] = run
     return runs
 
 
@@ -50,18 +57,18 @@ def interval(values):
 
 
 def table(directory, runs):
-    print("| devices | method | outer rate | seeds | loss at the end | minus sync | perplexity / sync's "
+    print("| devices | method | outer rate | seeds | validation loss | minus sync | perplexity / sync's "
           "| virtual time (s) | pushes |\n|---|---|---|---|---|---|---|---|---|")
     for (level, method), seeds in runs.items():
         # What sync learns does not depend on its devices, only how long it takes.
         sync = runs.get((level, "sync")) or runs.get(("very", "sync")) or {}
-        losses = {seed: evals[-1][1] for seed, (evals, _) in seeds.items()}
-        both = [losses[seed] - sync[seed][0][-1][1] for seed in losses if seed in sync]
+        losses = {seed: end[1] for seed, (_, end) in seeds.items()}
+        both = [losses[seed] - sync[seed][1][1] for seed in losses if seed in sync]
         ratio = f"{math.exp(sum(both) / len(both)):.4f}" if both else ""
         rate = open(os.path.join(directory, f"rate_{method}"), encoding="utf-8").read().strip()
-        evals, pushes = next(iter(seeds.values()))
+        _, _, time, pushes = next(iter(seeds.values()))[1]
         print(f"| {level} | {NAMES[method]} | {rate} | {len(seeds)} | {interval(list(losses.values()))} | "
-              f"{interval(both) if both and method != 'sync' else ''} | {ratio} | {evals[-1][2]:.0f} | {pushes} |")
+              f"{interval(both) if both and method != 'sync' else ''} | {ratio} | {time:.0f} | {pushes} |")
 
 
 def pictures(folder, runs):
@@ -86,14 +93,17 @@ def pictures(folder, runs):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    runs = read_all(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("--pictures", metavar="FOLDER")
+    parser.add_argument("--at", type=int, metavar="STEP")
+    options = parser.parse_args()
+    runs = read_all(options.directory, options.at)
     if not runs:
-        sys.exit(f"async_table.py: {sys.argv[1]}: no finished run")
-    table(sys.argv[1], runs)
-    if len(sys.argv) == 3:
-        pictures(sys.argv[2], runs)
+        sys.exit(f"async_table.py: {options.directory}: no run has got so far")
+    table(options.directory, runs)
+    if options.pictures:
+        pictures(options.pictures, runs)
 
 
 if __name__ == "__main__":
