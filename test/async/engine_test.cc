@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <numeric>
 
 #include "async/devices.h"
@@ -296,11 +297,12 @@ TEST(Engine, IsFast) {
   for (Device& d : schedule.devices) d.jitter = 0.1;
   for (const int threads : {1, 4}) {
     Simulation s(schedule, {.outer = {.kind = Kind::dn, .period = 64}}, threads, 16);
-    const auto begin = std::chrono::steady_clock::now();
+    // Of the process: other programs do not count. So several threads cost more than they take.
+    const std::clock_t begin = std::clock();
     while (s.scheduler.pushes() < 64 * 1000) s.engine->next();
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    std::printf("64,000 pushes with %d threads: %.2f s\n", threads, seconds.count());
-    EXPECT_LT(seconds.count(), 2.0);
+    const double seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
+    std::printf("64,000 pushes with %d threads: %.2f s of CPU time\n", threads, seconds);
+    EXPECT_LT(seconds, 2.0);
   }
 }
 
