@@ -32,10 +32,8 @@ void Engine::begin(const Job& job) {
     try {
       flight.round = trainer->train(job, *flight.start, fresh);
     } catch (const Error& e) {
-      if (e.exit_code != Exit::nonfinite) {
-        if (stop_) *stop_ = true;
-        throw;
-      }
+      // Other rounds go on to their ends: half a round must not be pushed.
+      if (e.exit_code != Exit::nonfinite) throw;
       flight.round = {{}, e.what()};
     }
   });

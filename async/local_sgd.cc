@@ -254,7 +254,11 @@ void LocalSgd::end(const std::string& log_path) {
              {"accepted", server_->accepted()},
              {"utilisation", scheduler_->utilisation()},
              {"staleness", scheduler_->staleness_histogram()}});
-  write_trace(log_path);
+  try {
+    write_trace(log_path);
+  } catch (const Error& e) {  // a picture; the run itself is saved
+    e_.console->line(cat("warning: ", e.what()));
+  }
 }
 
 }  // namespace loqal

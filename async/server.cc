@@ -76,7 +76,8 @@ Verdict Server::push(const Push& push) {
   v.accepted = v.reason.empty();
   if (!v.accepted) {
     refused_in_a_row_++;
-    v.distrust = !(v.norm <= kTooLarge * (norms_.empty() ? v.norm : median(norms_)));
+    const bool too_large = norms_.size() >= kNeeded && v.norm > kTooLarge * median(norms_);
+    v.distrust = !std::isfinite(v.norm) || too_large;  // not if it was too stale
     return v;
   }
   const std::span<const float> momentum = outer_.momentum();
