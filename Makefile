@@ -208,14 +208,14 @@ sanitize:             ## the tests under ASan+UBSan, threads and kernels under T
 	@scripts/install_deps.sh test
 	@$(MAKE) --no-print-directory -j$(JOBS) MODE=asan test-programs
 	LOQAL_BIN_DIR=build/asan build/asan/run_tests --gtest_brief=1 --gtest_filter='$(ASAN_TESTS)'
-	$(if $(EMULATED),build/asan/run_cuda_tests --gtest_brief=1 --gtest_filter='-CudaTraining*',@echo $(NO_HEADERS))
+	$(if $(EMULATED),build/asan/run_cuda_tests --gtest_brief=1 --gtest_filter='-CudaTraining*:*RepeatTest*',@echo $(NO_HEADERS))
 	@$(MAKE) --no-print-directory -j$(JOBS) MODE=tsan build/tsan/run_tests
 	build/tsan/run_tests --gtest_brief=1 --gtest_filter='$(TSAN_TESTS)'
 	@if ! command -v clang++ >/dev/null; then echo "left out: the CUDA kernels under TSan (no clang++)"; \
 	elif [ -n "$(EMULATED)" ]; then $(MAKE) --no-print-directory -j$(JOBS) MODE=cuda-tsan build/cuda-tsan/run_cuda_tests && \
 	  build/cuda-tsan/run_cuda_tests --gtest_brief=1 --gtest_filter='Ops/*:Planted*'; fi
-# Left out: what needs minutes there and adds no code (golden trajectories), or is about the release programs.
-ASAN_TESTS := *-Memory*:*Toy*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
+# Left out: what needs minutes there and adds no code (golden trajectories, repetitions, threads: TSan has them), or is about the release programs.
+ASAN_TESTS := *-Memory*:*Toy*:*CPU2*:*RepeatTest*:ThreadsTest*:*KilledTwenty*:*KillAtRandom*:*LocalSgdResume*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
 TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*:Engine*:*EngineMethods*:*ToyGolden*dn_dylu_grace:Coverage*
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json
