@@ -179,7 +179,7 @@ TEST_FLAGS := $(if $(filter release,$(MODE)),-O1)
 # For omp_set_num_threads alone: oneDNN must not start threads of its own.
 FLAGS_gemm_dnnl.cc := -fopenmp
 
-EMULATED := $(if $(filter 1,$(CUDA_HEADERS)),$(BUILD)/run_cuda_tests $(BUILD)/emulated/train)
+EMULATED := $(if $(filter 1,$(CUDA_HEADERS)),$(BUILD)/run_cuda_tests $(if $(filter release,$(MODE)),$(BUILD)/emulated/train))
 test-programs: $(BIN)/train $(BIN)/tokenize $(BUILD)/run_tests $(EMULATED)
 
 summary:

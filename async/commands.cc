@@ -24,6 +24,11 @@ void fit_to_reading(Options& o) {
   if (o.exporting()) o.precision = o.param_dtype;  // no copy for computing
 }
 
+// choice: choose_device()'s.
+std::string device_line(const Options& o, const std::string& choice) {
+  return cat("device      ", o.device, choice.empty() ? "" : " (" + choice + ")", "\n");
+}
+
 }  // namespace
 
 int dry_run(Options o) {
@@ -46,7 +51,7 @@ int dry_run(Options o) {
               << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
               << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
               << " FLOP a step\n";
-  std::cout << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
+  std::cout << device_line(o, choice);
   const bool host = o.device == "cpu";  // the table is the device's
   print_memory(std::cout, *ops, host ? program : 0,
                host && training ? local_sgd_bytes(o, model.table()) : 0);
@@ -91,8 +96,7 @@ Loaded load_for_reading(Options& o) {
              " ids, the model ", l.directory, " has ", l.config.V));
   check_export(o, l.config);
   const std::string choice = choose_device(o, l.config, false);
-  if (isatty(STDERR_FILENO))
-    std::cerr << "device      " << o.device << (choice.empty() ? "" : " (" + choice + ")") << "\n";
+  if (isatty(STDERR_FILENO)) std::cerr << device_line(o, choice);
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);

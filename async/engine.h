@@ -32,15 +32,16 @@ struct Commit {
 
 class Engine {
  public:
-  /// One trainer for each of the scheduler's workers. After Trainer::train threw, `stop` (may be
-  /// null) is set to true so that other rounds can end early, and so does the destructor.
+  /// One trainer for each of the scheduler's workers. The destructor sets `stop` (may be null), so
+  /// that rounds whose results nobody will use can end early.
   Engine(Scheduler& scheduler, ServerLink& server, std::vector<Trainer*> trainers,
          const EngineConfig& config, std::atomic<bool>* stop = nullptr);
   ~Engine();
 
   /// Lets workers restart that are due, then waits for the next push and gives it to the server;
-  /// in synchronous mode the last one of a round also ends it. A worker whose push was refused
-  /// begins its next round with a new inner optimizer.
+  /// in synchronous mode the last one of a round also ends it. A worker whose push is distrusted
+  /// begins its next round with a new inner optimizer. What a worker's round threw comes out when
+  /// its push is due.
   Commit next();
 
   /// Computes all rounds in flight. Then state() and the trainers' delta() and optimizers are all

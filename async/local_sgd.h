@@ -43,7 +43,6 @@ class LocalSgd final : public Work {
   std::vector<std::unique_ptr<LanguageModelWorker>> workers_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;
-  std::vector<std::vector<float>> starts_;  // of restored rounds, for delay compensation
   std::atomic<bool> stop_ = false;
   bool broken_ = false;             // a round failed in the middle: nothing can be saved any more
   int lent_ = -1;                   // the worker whose model holds the server's weights, or -1

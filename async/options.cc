@@ -255,8 +255,7 @@ void complete_options(Options& o) {
   if (o.is_given("--export") && o.export_to.empty())
     fail_usage("--export \"\": expected the name of a new directory");
   if (o.param_dtype == "bf16" && o.precision == "fp32")
-    fail_usage(
-        cat("--param-dtype bf16 contradicts --precision fp32: such parameters compute in bf16"));
+    fail_usage("--param-dtype bf16 contradicts --precision fp32: such parameters compute in bf16");
   if (o.exporting() && o.precision == "bf16" && o.is_given("--precision"))
     fail_usage("--precision bf16 contradicts --export, which writes the fp32 weights",
                "transformers converts them: from_pretrained(DIR, torch_dtype=torch.bfloat16)");

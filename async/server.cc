@@ -49,12 +49,15 @@ Server::Server(const ServerConfig& config, std::vector<float> weights)
       previous_(weights_->size()),
       outer_(config.outer, int64_t(weights_->size())) {}
 
+bool Server::too_stale(const Push& push) const {
+  return config_.weight.kind == PushWeight::Kind::polythres &&
+         double(push.staleness) > config_.weight.value;
+}
+
 std::string Server::refusal(const Push& push, double norm) const {
   if (!push.failure.empty()) return push.failure;
   if (!std::isfinite(norm)) return "the norm is not finite";
-  const bool too_stale = config_.weight.kind == PushWeight::Kind::polythres &&
-                         double(push.staleness) > config_.weight.value;
-  if (too_stale) return cat("staleness ", push.staleness, " is above ", config_.weight.value);
+  if (too_stale(push)) return cat("staleness ", push.staleness, " is above ", config_.weight.value);
   if (norms_.size() < kNeeded) return "";
   const double usual = median(norms_);
   if (norm <= kTooLarge * usual) return "";
@@ -76,8 +79,7 @@ Verdict Server::push(const Push& push) {
   v.accepted = v.reason.empty();
   if (!v.accepted) {
     refused_in_a_row_++;
-    const bool too_large = norms_.size() >= kNeeded && v.norm > kTooLarge * median(norms_);
-    v.distrust = !std::isfinite(v.norm) || too_large;  // not if it was too stale
+    v.distrust = !std::isfinite(v.norm) || !too_stale(push);
     return v;
   }
   const std::span<const float> momentum = outer_.momentum();

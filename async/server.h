@@ -90,6 +90,7 @@ class Server final : public ServerLink {
   static int64_t bytes(const ServerConfig& config, int64_t size, int64_t versions);
 
  private:
+  bool too_stale(const Push& push) const;
   std::string refusal(const Push& push, double norm) const;
   std::span<float> writable();
 

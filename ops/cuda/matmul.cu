@@ -107,7 +107,7 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
   Tensor bias = args.bias;
   if (bias) {
     // The library adds a bias of C's type only: for bf16 it is rounded first.
-    if (round_bias) bias = {scratch, DType::BF16, 1, bias.cols};
+    if (round_bias) bias = {scratch + kGemmBytes, DType::BF16, 1, bias.cols};
     if (round_bias) do_copy(bias, args.bias);
     set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.data));
@@ -159,17 +159,12 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
     MatmulArgs without = args;
     without.bias = {};
     run_matmul(d, a, b, c, without);
-    // The same row for all. The product has the workspace in front; this is behind it.
-    if (round_bias) {
-      bias.data = static_cast<char*>(workspace(kGemmBytes + bias_bytes)) + kGemmBytes;
-      do_copy(bias, args.bias);
-    }
-    bias.rows = d.rows, bias.ld = 0;
+    bias.rows = d.rows, bias.ld = 0;  // the same row for all, behind what the product works in
     return add(d, bias);
   }
   CUBLAS_CHECK(cublasLtMatmul(handle_, product.get(), &alpha, b.data, left.get(), a.data,
                               right.get(), &beta, c.data, added.get(), d.data, result.get(),
-                              &*found->second, scratch + bias_bytes, size_t(kGemmBytes), stream()));
+                              &*found->second, scratch, size_t(kGemmBytes), stream()));
 }
 
 }  // namespace loqal

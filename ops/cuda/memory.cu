@@ -138,18 +138,19 @@ void* CudaOps::workspace(int64_t bytes) {
   return workspace_.data();
 }
 
-// Random numbers, the same in each row but shifted: a GPU multiplies zeros faster than it can data.
+// 64 rows of random numbers, again and again: a GPU multiplies zeros faster than it can data.
 static void fill_with_noise(CudaOps& ops, const Tensor& x) {
   const PhiloxStream stream(1, Purpose::test);
-  std::vector<float> row(size_t(x.cols));
-  for (size_t i = 0; i < row.size(); i++) row[i] = stream.uniform(i) - 0.5f;
-  const Buffer memory = ops.alloc(x.cols * 4, "workspace");
-  const Tensor noise(memory.as<float>(), 1, x.cols);
-  ops.upload(noise, row.data());
-  for (int64_t r = 0; r < x.rows; r++) {
-    const int64_t cut = r * 8 % x.cols, rest = x.cols - cut;
-    ops.copy(x.row_slice(r, 1).col_slice(0, rest), noise.col_slice(cut, rest));
-    if (cut) ops.copy(x.row_slice(r, 1).col_slice(rest, cut), noise.col_slice(0, cut));
+  const Tensor first = x.row_slice(0, std::min<int64_t>(64, x.rows));
+  std::vector<float> host(size_t(first.numel()));
+  for (size_t i = 0; i < host.size(); i++) host[i] = stream.uniform(i) - 0.5f;
+  const Buffer memory = ops.alloc(first.numel() * 4, "workspace");
+  const Tensor noise(memory.as<float>(), first.rows, first.cols);
+  ops.upload(noise, host.data());
+  ops.copy(first, noise);
+  for (int64_t done = first.rows; done < x.rows; done *= 2) {
+    const int64_t rows = std::min(done, x.rows - done);
+    ops.copy(x.row_slice(done, rows), x.row_slice(0, rows));
   }
 }
 

@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <ctime>
 #include <numeric>
+#include <thread>
 
 #include "async/devices.h"
 #include "core/error.h"
@@ -45,6 +47,7 @@ class Stub final : public Trainer {
       if (!lazy_ && noise.bits(uint64_t(s)) % 8 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+    if (breaks_off && breaks_off()) return round;
     for (size_t i = 0; i < w.size(); i++) delta_[i] = start[i] - w[i];
     if (spoil) spoil(job, round, delta_);
     return round;
@@ -55,6 +58,7 @@ class Stub final : public Trainer {
   std::vector<Job> seen;
   int fresh_rounds = 0;
   std::function<void(const Job&, Round&, std::vector<float>&)> spoil;
+  std::function<bool()> breaks_off;  ///< asked once a round; true: it ends with half a result
 
  private:
   std::vector<float> delta_;
@@ -71,7 +75,7 @@ struct Simulation {
     for (const auto& stub : stubs) trainers.push_back(stub.get());
     engine = std::make_unique<Engine>(
         scheduler, server, trainers,
-        EngineConfig{.threads = threads, .keep_starts = config.delay_compensation > 0});
+        EngineConfig{.threads = threads, .keep_starts = config.delay_compensation > 0}, &stop);
   }
   /// Everything that a push says, as text.
   std::vector<std::string> run(int64_t pushes) {
@@ -109,6 +113,7 @@ struct Simulation {
   Scheduler scheduler;
   Server server;
   std::vector<std::unique_ptr<Stub>> stubs;
+  std::atomic<bool> stop = false;
   std::unique_ptr<Engine> engine;
 };
 
@@ -286,6 +291,27 @@ TEST(Engine, AnErrorOfAWorkerComesOut) {
     same.run(pushes);
     EXPECT_EQ(s.server.weights(), same.server.weights());
   }
+}
+
+// The slowest worker breaks off in wall time while the fastest, whose push is due long before, is in
+// its round: that one is pushed whole.
+TEST(Engine, AnErrorCutsNoOtherRound) {
+  std::atomic<bool> failed = false;
+  Simulation s(very(false), {}, 2), same(very(false), {}, 1);
+  s.stubs[3]->spoil = [&](const Job&, Round&, std::vector<float>&) {
+    failed = true;
+    fail("shard_000001.bin: damaged");
+  };
+  s.stubs[0]->breaks_off = [&] {
+    for (int ms = 0; ms < 2000 && !failed; ms++)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for what follows the error
+    return s.stop.load();
+  };
+  s.engine->next();
+  EXPECT_TRUE(failed);
+  same.run(1);
+  EXPECT_EQ(s.server.weights(), same.server.weights());
 }
 
 // Bar: 64 workers x 1,000 pushes in under 2 s.
