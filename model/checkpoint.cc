@@ -207,12 +207,6 @@ std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer
   return tensors;
 }
 
-void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
-                     const TokenizerFiles& tokenizer) {
-  state["adam_step"] = optimizer.step_count();
-  save_checkpoint(path, model, adam_tensors(model, optimizer), std::move(state), tokenizer);
-}
-
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
                      Json state, const TokenizerFiles& tokenizer) {
   AtomicDirectory dir(path);
@@ -318,12 +312,6 @@ void load_state_tensors(const std::string& path, const std::vector<StateTensor>&
     if (s.ops) s.ops->upload(s.tensor, host.data());
     else std::copy(host.begin(), host.end(), s.tensor.as<float>());
   }
-}
-
-void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer) {
-  load_weights(path, model);
-  load_state_tensors(path, adam_tensors(model, optimizer));
-  optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 
 std::vector<int> read_token_ids(const std::string& path, const char* key) {

@@ -293,8 +293,8 @@ TEST(Engine, AnErrorOfAWorkerComesOut) {
   }
 }
 
-// The slowest worker breaks off in wall time while the fastest, whose push is due long before, is in
-// its round: that one is pushed whole.
+// The slowest worker breaks off in wall time while the fastest, whose push is due long before, is
+// in its round: that one is pushed whole.
 TEST(Engine, AnErrorCutsNoOtherRound) {
   std::atomic<bool> failed = false;
   Simulation s(very(false), {}, 2), same(very(false), {}, 1);
