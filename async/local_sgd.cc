@@ -82,7 +82,7 @@ bool LocalSgd::advance() {
   log_steps(commit, before);
   log_push(commit, std::chrono::duration<double>(Clock::now() - begin).count());
   const int64_t many = std::max<int64_t>(16, 4 * e_.options.local.workers);
-  if (server_->refused_in_a_row() >= many)
+  if (server_->distrusted_in_a_row() >= many)
     fail_nonfinite(cat("the last ", many, " pushes were refused: ", commit.verdict.reason),
                    "a lower --lr or --outer-lr may help");
   return true;
@@ -159,6 +159,10 @@ void LocalSgd::log_push(const Commit& commit, double seconds) {
 
 void LocalSgd::settle() {
   if (!broken_) {
+    const int rounds = engine_->unfinished_rounds();
+    if (rounds > 0 && stop_signal())
+      e_.console->line(cat("finishing ", rounds, rounds == 1 ? " round that is" : " rounds that are",
+                           " being computed, to save them; a second signal would lose them"));
     try {
       engine_->finish_rounds();
     } catch (...) {
