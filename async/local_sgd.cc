@@ -12,7 +12,7 @@ namespace loqal {
 namespace {
 
 // On a CPU as many rounds at once as there are threads, and threads left over go to each worker's
-// operations. On a GPU the workers take turns.
+// operations. On a GPU its workers take turns.
 int64_t threads_of(const Options& o) { return o.threads > 0 ? o.threads : usable_cpus(); }
 
 Options options_of_worker(const Options& o) {
@@ -26,12 +26,17 @@ Options options_of_worker(const Options& o) {
 LocalSgd::LocalSgd(const WorkEnvironment& e,
                    const std::function<std::unique_ptr<Corpus>()>& open_corpus)
     : e_(e),
-      threads_(e.options.device == "cpu" ? std::min(threads_of(e.options), e.options.local.workers)
-                                         : 1) {
+      threads_(std::min(e.options.device == "cpu" ? threads_of(e.options)
+                                                  : int64_t(e.options.gpus.size()),
+                        e.options.local.workers)),
+      turns_(e.options.gpus.size()) {
   Options mine = options_of_worker(e.options);
-  for (int64_t w = 0; w < e.options.local.workers; w++)
-    workers_.push_back(std::make_unique<LanguageModelWorker>(make_device(mine, false), e.config,
-                                                             mine, open_corpus(), stop_));
+  for (int64_t w = 0; w < e.options.local.workers; w++) {
+    const size_t device = size_t(w) % mine.gpus.size();
+    workers_.push_back(std::make_unique<LanguageModelWorker>(
+        make_device(mine, false, mine.gpus[device]), e.config, mine, open_corpus(), stop_,
+        mine.device == "cpu" ? nullptr : &turns_[device]));
+  }
   payload_ = workers_[0]->model().parameter_count() * int64_t(sizeof(float));
   scheduler_ = std::make_unique<Scheduler>(schedule_config(e.options, payload_));
 }
