@@ -29,23 +29,24 @@ struct TokenizerFiles {
 /// The contents of such files.
 std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths);
 
-/// A matrix of fp32 numbers beside the model, in state.safetensors.
+/// A matrix beside the model, in state.safetensors, of any element type.
 struct StateTensor {
   std::string name;
   Tensor tensor;
   Ops* ops;  ///< whose memory it is; null: the host's
 };
 
-/// Adam's moments of all parameters, "PREFIXadam_m.NAME" and "PREFIXadam_v.NAME".
-std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer,
-                                      const std::string& prefix = "");
+/// Optimizer::states() of all parameters, "PREFIXadam_m.NAME" and so on. Of those that are fp32 and
+/// like the parameter, the vocabulary's padding is left out.
+std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& optimizer,
+                                           const std::string& prefix = "");
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
                      Json state, const TokenizerFiles& tokenizer);
 /// The same with one optimizer, its step count in state.json as "adam_step".
-void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer, Json state,
+void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer, Json state,
                      const TokenizerFiles& tokenizer);
 
 /// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
@@ -67,7 +68,7 @@ Json read_checkpoint_state(const std::string& path);
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 
 /// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
-void load_checkpoint(const std::string& path, const Json& state, Model& model, AdamW& optimizer);
+void load_checkpoint(const std::string& path, const Json& state, Model& model, Optimizer& optimizer);
 
 /// Parameters alone, from a checkpoint or a Hugging Face directory (model/weight_files.h), of F32,
 /// BF16, F16 or F64, one tensor at a time. Error naming tensor, shape found and shape expected;
