@@ -49,14 +49,15 @@ constexpr float kSnap = 0x1p-12f;  ///< of a step: closer values go to the grid
 
 /// The integer at or beside t, up with the probability of t's distance from the lower one.
 LOQAL_HD inline float round_stochastic(float t, uint32_t random16) {
-  const float low = floorf(t), part = t - low;
-  const float uniform = (float(random16) + 0.5f) * 0x1p-16f;
-  const bool up = part > 1.0f - kSnap || (part >= kSnap && uniform < part);
-  return up ? low + 1.0f : low;
+  // The floor; g++ vectorizes rint, but not floor, without -fno-trapping-math.
+  const float nearest = rintf(t), low = nearest > t ? nearest - 1.0f : nearest, part = t - low;
+  const float uniform = (float(int32_t(random16)) + 0.5f) * 0x1p-16f;  // between 0 and 1
+  const float snapped = part < kSnap ? 0.0f : part > 1.0f - kSnap ? 1.0f : part;
+  return low + (uniform < snapped ? 1.0f : 0.0f);
 }
 LOQAL_HD inline int8_t int8_code(float rounded) {
   const float above = rounded < -127.0f ? -127.0f : rounded;
-  return int8_t(above > 127.0f ? 127.0f : above);
+  return int8_t(int32_t(above > 127.0f ? 127.0f : above));
 }
 
 // ---- NF4 --------------------------------------------------------------------------------------
@@ -109,13 +110,17 @@ LOQAL_HD inline int dynamic_code(const float* value, float x) {
   return code;
 }
 /// Of moments, as Ops::adamw8bit has them.
+LOQAL_HD inline int nonzero_first_moment(int code, float m) {
+  return code - int((m < 0) & (code == kSignedZero));
+}
+LOQAL_HD inline int nonzero_second_moment(int code, float v) {
+  return code + int((v > 0) & (code == 0));
+}
 LOQAL_HD inline int first_moment_code(const float* value, float m, float inverse_absmax) {
-  const int code = dynamic_code(value, m * inverse_absmax);
-  return m < 0 && code == kSignedZero ? code - 1 : code;
+  return nonzero_first_moment(dynamic_code(value, m * inverse_absmax), m);
 }
 LOQAL_HD inline int second_moment_code(const float* value, float v, float inverse_absmax) {
-  const int code = dynamic_code(value, v * inverse_absmax);
-  return v > 0 && code == 0 ? 1 : code;
+  return nonzero_second_moment(dynamic_code(value, v * inverse_absmax), v);
 }
 
 // ---- AdamW ------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class Ops {
   void copy(const Tensor& y, const Tensor& x);  ///< y = x, converting between F32 and BF16
   double sum_squares(const Tensor& x);          ///< sum of x^2 (F32), fixed order, in double
   double dot(const Tensor& x, const Tensor& y);  ///< sum of x y, likewise
-  /// y = a x + b y, F32, contiguous. x may be y: y = (a + b) y.
+  /// y = a x + b y, F32, contiguous. b 0: y is not read. x may be y.
   void axpby(const Tensor& y, float a, const Tensor& x, float b);
 
   // ---- quantization (core/quant_format.h has the layout) -----------------------------------

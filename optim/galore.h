@@ -17,7 +17,7 @@ struct GaLoreConfig {
   AdamWConfig adam;                ///< of everything; decay acts on the dense weights
   int64_t rank = 0;                ///< at most the smaller side is taken
   double scale = 0.25;             ///< alpha
-  RefreshSchedule schedule;        ///< of P, by the step (0, 1, ...)
+  RefreshSchedule schedule;        ///< of P, by the step (0, 1, ...); 0 is always one
   bool sketch = true;              ///< else by an exact decomposition
   std::function<bool(int)> projected;  ///< which parameters; they must be 2-D and F32
   /// Told of each new P, for the log; may be empty.
@@ -34,10 +34,9 @@ class GaLore final : public Optimizer {
   void reset() override;
 
  private:
-  void project(int param, const Tensor& grad, double scale);
+  void project(int param, const Tensor& grad, const ParamRule& rule, double scale);
   void refresh(int param, const Tensor& grad);
   Tensor basis(int param) const;
-  AdamWArgs args_of(int param, double scale) const;
 
   Ops& ops_;
   ParamAccess params_;

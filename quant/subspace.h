@@ -54,7 +54,8 @@ BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const
 
 /// The same from a sketch Y F32 [n, S], S = sketch_columns(): the leading left singular directions
 /// of Y (Halko, Martinsson & Tropp 2011). The estimate of the energy is the share of the last,
-/// random columns that the span of the others holds: unbiased for that span. 1 where S <= rank.
+/// random columns that the span of the others holds: unbiased for that span, which holds a little
+/// less than P. 1 where S <= rank.
 BasisReport sketch_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& Y,
                          const PhiloxStream& completion);
 
@@ -68,5 +69,9 @@ void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const T
 /// to those in the new one. For AdamW::change_basis.
 void basis_change(Ops& ops, const FactorShape& shape, const Tensor& rotation, const Tensor& P_new,
                   const Tensor& P_old);
+
+/// inverse F32 [R, R] of the Gram matrix of a basis that need not be orthonormal: P P^T (left),
+/// P^T P (right).
+void gram_inverse(Ops& ops, const FactorShape& shape, const Tensor& inverse, const Tensor& P);
 
 }  // namespace loqal

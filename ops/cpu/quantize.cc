@@ -52,21 +52,42 @@ uint32_t load_block(float* to, const X* x, int64_t n) {
   return largest;
 }
 
-void random_halves(uint32_t* to, const PhiloxStream& stream, int64_t first, int64_t n) {
-  for (int64_t i = 0; i < n; i += 8) {
-    const Philox4 block = stream.block(uint64_t(first + i) / 8);
-    for (int64_t j = 0; j < 8; j++) to[i + j] = PhiloxStream::half(block, uint64_t(j));
+// half(i) of the stream for a block of elements from `first` on, a multiple of 8. Rounds outside and
+// Philox blocks inside, so that the compiler vectorizes it.
+void random_halves(uint32_t* to, const PhiloxStream& stream, int64_t first) {
+  constexpr int count = int(kLongest / 8);
+  uint32_t a[count], b[count], c[count], d[count], k0 = stream.k0, k1 = stream.k1;
+  for (int j = 0; j < count; j++) {
+    const uint64_t index = uint64_t(first / 8 + j);
+    a[j] = uint32_t(index), b[j] = uint32_t(index >> 32);
+    c[j] = uint32_t(stream.step), d[j] = uint32_t(stream.step >> 32);
+  }
+  for (int round = 0; round < 10; round++) {
+    for (int j = 0; j < count; j++) {
+      const uint64_t p0 = uint64_t(0xD2511F53u) * a[j], p1 = uint64_t(0xCD9E8D57u) * c[j];
+      a[j] = uint32_t(p1 >> 32) ^ b[j] ^ k0, b[j] = uint32_t(p1);
+      c[j] = uint32_t(p0 >> 32) ^ d[j] ^ k1, d[j] = uint32_t(p0);
+    }
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  for (int j = 0; j < count; j++) {
+    const uint32_t words[4] = {a[j], b[j], c[j], d[j]};
+    for (int h = 0; h < 8; h++) to[8 * j + h] = words[h / 2] >> (h % 2 * 16) & 0xFFFFu;
   }
 }
 
 void int8_codes(int8_t* to, const float* x, int64_t n, float scale, const uint32_t* random) {
   const float inverse = codec::inverse(scale);
-  if (inverse == 0) std::memset(to, 0, size_t(n));
-  else if (random)
+  if (inverse == 0) {
+    std::memset(to, 0, size_t(n));
+  } else if (random) {
+    float rounded[kLongest];  // two loops: the compiler vectorizes each
     for (int64_t i = 0; i < n; i++)
-      to[i] = codec::int8_code(codec::round_stochastic(x[i] * inverse, random[i]));
-  else
+      rounded[i] = codec::round_stochastic(x[i] * inverse, random[i]);
+    for (int64_t i = 0; i < n; i++) to[i] = codec::int8_code(rounded[i]);
+  } else {
     for (int64_t i = 0; i < n; i++) to[i] = codec::int8_code(std::rint(x[i] * inverse));
+  }
 }
 
 // n codes, two a byte; the half byte after an odd end is the code of 0.
@@ -118,19 +139,24 @@ void int8_values(Y* y, const int8_t* codes, int64_t n, float scale) {
   for (int64_t i = 0; i < n; i++) y[i] = from_float<Y>(float(codes[i]) * scale);
 }
 
-// kWidth values of which 32-bit word i / 8 holds lane i: high half byte first within each byte.
+// kWidth values: lane i is in 32-bit word i / 8, the high half of a byte first.
 vf nf4_lanes(const uint8_t* codes) {
-  vu words, shift;
-  for (int i = 0; i < simd::kWidth; i++) shift[i] = uint32_t(i % 8 * 4) ^ 4;
-  uint32_t w[simd::kWidth / 8];
-  std::memcpy(w, codes, sizeof w);
-  for (int i = 0; i < simd::kWidth; i++) words[i] = w[i / 8];
-  const vu code = words >> shift & 15;
   vf values;
 #ifdef __AVX512F__
+  const vu shift = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
+  typedef uint64_t Pairs __attribute__((vector_size(64)));
+  uint64_t pair;
+  std::memcpy(&pair, codes, sizeof pair);
+  const vu words = __builtin_shuffle(vu(Pairs{} + pair),
+                                     vu{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
+  const vu code = words >> shift & 15;
   std::memcpy(&values, kNf4.value, sizeof values);
   return __builtin_shuffle(values, code);
 #else
+  const vu shift = {4, 0, 12, 8, 20, 16, 28, 24};
+  uint32_t word;
+  std::memcpy(&word, codes, sizeof word);
+  const vu code = (vu{} + word) >> shift & 15;
   vf upper;
   std::memcpy(&values, kNf4.value, sizeof values);
   std::memcpy(&upper, kNf4.value + 8, sizeof upper);
@@ -164,7 +190,7 @@ void CpuOps::do_quantize(const QTensor& t, const Tensor& x, Rounding rounding,
         const int64_t n = q.length(b), at = b * q.block;
         const uint32_t largest = load_block(values, x.as<X>() + at, n);
         const bool draw = rounding == Rounding::stochastic;
-        if (draw) random_halves(random, stream, at, n);
+        if (draw) random_halves(random, stream, at);
         if (int8) {
           const float scale = codec::int8_scale(largest);
           reinterpret_cast<float*>(q.scales)[b] = scale;
