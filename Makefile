@@ -86,7 +86,7 @@ ifneq ($(NVCC),)
 endif
 
 # ---- what is built -----------------------------------------------------------------------------
-LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc data/*.cc optim/*.cc \
+LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc data/*.cc quant/*.cc optim/*.cc \
               model/*.cc async/*.cc))
 TEST_SRC := $(filter-out test/cuda_emulation/%,$(wildcard test/*/*_test.cc))
 ifeq ($(MODE),tsan)  # what starts threads, one step of each model, the engine of Local-SGD
@@ -141,7 +141,7 @@ $(BUILD)/emulated/train: $(BUILD)/train.o $(EMULATED_LIB)
 EMULATION := $(if $(filter release,$(MODE)),-O2,-O1) -isystem $(CUDA_HOME)/include -include test/cuda_emulation/cuda_emulation.h
 $(BUILD)/emulated/%.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(EMULATION) -MMD -MP -x c++ -c $< -o $@
+	$(CXX) $(CXXFLAGS) $(EMULATION) $(FLAGS_$(basename $(notdir $<)).cc) -MMD -MP -x c++ -c $< -o $@
 $(BUILD)/emulated/%.o: %.cc $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(EMULATION) $(if $(filter %_test.cc,$<),,$(RUNTIME_FLAGS)) -MMD -MP -c $< -o $@
@@ -167,7 +167,7 @@ $(BUILD)/nvcc_flags: FORCE
 	@echo '$(NVCC) $(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCCFLAGS)' > $@
 $(BUILD)/ops/cuda/%.o: ops/cuda/%.cu $(BUILD)/nvcc_flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(NVCC) $(NVCCFLAGS) $(FLAGS_$(notdir $<)) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 # It holds no kernels and is plain C++.
 $(BUILD)/train.o: train.cu $(BUILD)/flags
@@ -178,6 +178,10 @@ $(BUILD)/train.o: train.cu $(BUILD)/flags
 TEST_FLAGS := $(if $(filter release,$(MODE)),-O1)
 # For omp_set_num_threads alone: oneDNN must not start threads of its own.
 FLAGS_gemm_dnnl.cc := -fopenmp
+# Quantizers give the same bytes on all devices (ops/block_codec.h).
+NO_FMA := quantize optimizer8
+$(foreach f,$(NO_FMA),$(eval FLAGS_$(f).cc := -ffp-contract=off))
+$(foreach f,$(NO_FMA),$(eval FLAGS_$(f).cu := $(if $(NVCC),--fmad=false)))
 
 EMULATED := $(if $(filter 1,$(CUDA_HEADERS)),$(BUILD)/run_cuda_tests $(if $(filter release,$(MODE)),$(BUILD)/emulated/train))
 test-programs: $(BIN)/train $(BIN)/tokenize $(BUILD)/run_tests $(EMULATED)

@@ -42,14 +42,7 @@ std::span<float> LanguageModelWorker::delta() {
 Round LanguageModelWorker::train(const Job& job, std::span<const float> start, bool fresh) {
   using Clock = std::chrono::steady_clock;
   const auto turn = turn_ ? std::unique_lock(*turn_) : std::unique_lock<std::mutex>();
-  AdamW& adamw = *parts_.optimizer;
-  if (fresh) {
-    for (const std::string& name : adamw.state_names())
-      for (int i = 0; i < parts_.model->table().size(); i++)
-        if (parts_.model->table()[i].segment == Segment::trainable)
-          ops_->fill(adamw.state(name, i), 0);
-    adamw.set_step_count(0);
-  }
+  if (fresh) parts_.optimizer->reset();
   set_weights(start);
   const int64_t B = options_.batch_size, T = config_.T;
   const uint64_t rows = uint64_t(B * options_.grad_accum), first = uint64_t(job.first_step) * rows,
@@ -57,7 +50,7 @@ Round LanguageModelWorker::train(const Job& job, std::span<const float> start, b
   TrainLoader loader(*corpus_, int(B), int(T), uint64_t(options_.seed), job.shard,
                      int(options_.local.workers));
   loader.seek(first);
-  LocalTrainer trainer(*parts_.model, adamw, *parts_.sink, loader, schedule_of(options_), B, T,
+  LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, loader, schedule_of(options_), B, T,
                        options_.grad_accum);
   Round round;
   while (loader.position() < end) {

@@ -23,7 +23,7 @@ class LanguageModelWorker final : public Trainer {
   std::span<float> delta() override;
 
   Model& model() { return *parts_.model; }
-  AdamW& optimizer() { return *parts_.optimizer; }
+  Optimizer& optimizer() { return *parts_.optimizer; }
   const Ops& ops() const { return *ops_; }
   /// Numbers in start weights and delta: the model's trainable segment, gaps and padding included.
   int64_t size() const { return parts_.model->table().elements(); }

@@ -225,7 +225,7 @@ std::vector<StateTensor> LocalSgd::tensors() {
   for (int w = 0; w < scheduler_->workers(); w++) {
     LanguageModelWorker& worker = *workers_[size_t(w)];
     const std::string prefix = cat("worker", w, ".");
-    for (StateTensor& t : adam_tensors(worker.model(), worker.optimizer(), prefix))
+    for (StateTensor& t : optimizer_tensors(worker.model(), worker.optimizer(), prefix))
       all.push_back(std::move(t));
     if (!scheduler_->running(w)) continue;
     add_segment(all, prefix + "delta.", worker.delta());

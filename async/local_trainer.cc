@@ -6,7 +6,7 @@
 
 namespace loqal {
 
-LocalTrainer::LocalTrainer(Model& model, AdamW& optimizer, StepSink& sink, TrainLoader& loader,
+LocalTrainer::LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, TrainLoader& loader,
                            const Schedule& schedule, int64_t B, int64_t T, int64_t grad_accum)
     : model_(model),
       optimizer_(optimizer),

@@ -16,7 +16,7 @@ namespace loqal {
 
 class LocalTrainer {
  public:
-  LocalTrainer(Model& model, AdamW& optimizer, StepSink& sink, TrainLoader& loader,
+  LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, TrainLoader& loader,
                const Schedule& schedule, int64_t B, int64_t T, int64_t grad_accum);
 
   /// One optimizer step over grad_accum micro-batches, weighted by their numbers of targets. A step
@@ -35,7 +35,7 @@ class LocalTrainer {
   int64_t load_batches();
 
   Model& model_;
-  AdamW& optimizer_;
+  Optimizer& optimizer_;
   StepSink& sink_;
   TrainLoader& loader_;
   Schedule schedule_;

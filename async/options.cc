@@ -70,6 +70,8 @@ void add_all(OptionTable& t, Options& o) {
   t.real("--adam-eps", o.adam_eps, 1e-30, 1, "Adam's epsilon", trajectory);
   t.real("--grad-clip", o.grad_clip, 0, 1e30,
          "global gradient norm [1; 0: off, and off with per-layer updates]", trajectory);
+  t.choice("--optimizer", o.optimizer, {"adamw", "adamw8bit"},
+           "adamw8bit: moments of large tensors in 8 bits", trajectory);
   t.choice("--param-dtype", o.param_dtype, {"fp32", "bf16"},
            "bf16: 2-D parameters without an fp32 copy, rounded stochastically", trajectory);
   t.flag("--per-layer-updates", o.per_layer_updates,

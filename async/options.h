@@ -33,7 +33,7 @@ struct Options {
   // optimizer
   double lr = 3e-4, min_lr = -1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_eps = 1e-8,
          grad_clip = -1;
-  std::string lr_schedule = "cosine", param_dtype = "fp32";
+  std::string lr_schedule = "cosine", optimizer = "adamw", param_dtype = "fp32";
   int64_t warmup = -1;
   bool per_layer_updates = false;
   std::string recompute = "none";

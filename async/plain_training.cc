@@ -60,7 +60,7 @@ void PlainTraining::restore(const Json& state, const std::string& where) {
 }
 
 std::vector<StateTensor> PlainTraining::tensors() {
-  return adam_tensors(*parts_.model, *parts_.optimizer);
+  return optimizer_tensors(*parts_.model, *parts_.optimizer);
 }
 
 std::string PlainTraining::next_rate() const {

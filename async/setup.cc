@@ -144,7 +144,8 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
   Model* model = parts.model.get();
   const ParamAccess access{&model->table(), [model](int i) { return model->parameter(i); },
                            [model](int i) { return model->compute_copy(i); }};
-  const AdamWConfig adamw{o.beta1, o.beta2, o.adam_eps, o.weight_decay, uint64_t(o.seed)};
+  const AdamWConfig adamw{o.beta1,        o.beta2,          o.adam_eps,
+                          o.weight_decay, uint64_t(o.seed), o.optimizer == "adamw8bit" ? 8 : 32};
   parts.optimizer = std::make_unique<AdamW>(ops, access, adamw);
   if (o.per_layer_updates)
     parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *parts.optimizer);

@@ -43,7 +43,7 @@ inline std::unique_ptr<Ops> make_device(Options& options, bool dry) {
 /// Everything that holds memory, in the order of allocation.
 struct Parts {
   std::unique_ptr<Model> model;
-  std::unique_ptr<AdamW> optimizer;  // these two: training only
+  std::unique_ptr<Optimizer> optimizer;  // these two: training only
   std::unique_ptr<StepSink> sink;
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);

@@ -55,6 +55,10 @@ template <>
 constexpr DType dtype_of<int32_t>() {
   return DType::I32;
 }
+template <>
+constexpr DType dtype_of<uint8_t>() {
+  return DType::U8;
+}
 
 float half_to_float(uint16_t bits);  ///< IEEE binary16 to fp32, subnormals included
 

@@ -38,6 +38,7 @@ enum class Purpose : uint32_t {
   sample = 3,
   test = 4,
   rounding = 5,
+  subspace = 6,  ///< random columns of sketches, completion of bases
   jitter = 10,
   shards = 11
 };

@@ -90,17 +90,23 @@ std::optional<FileSum> write_model(const std::string& file, Model& model, const 
   return out.finish();
 }
 
-FileSum write_state(const std::string& file, const std::vector<StateTensor>& tensors) {
+int64_t bytes_of(const Tensor& t) { return t.numel() * int64_t(size_of(t.dtype)); }
+
+FileSum write_state(const std::string& file, std::vector<StateTensor> tensors) {
+  // The widest type first, so that all are aligned.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return size_of(a.tensor.dtype) > size_of(b.tensor.dtype);
+  });
   SafetensorsWriter out(file);
   for (const StateTensor& s : tensors)
-    out.declare(s.name, DType::F32, {s.tensor.rows, s.tensor.cols});
-  std::vector<float> host;
+    out.declare(s.name, s.tensor.dtype, {s.tensor.rows, s.tensor.cols});
+  std::vector<char> host;
   for (const StateTensor& s : tensors) {
     if (s.ops) {
-      host.resize(size_t(s.tensor.numel()));
+      host.resize(size_t(bytes_of(s.tensor)));
       s.ops->download(host.data(), s.tensor);
     }
-    out.write(s.ops ? host.data() : s.tensor.data, s.tensor.numel() * 4);
+    out.write(s.ops ? host.data() : s.tensor.data, bytes_of(s.tensor));
   }
   return out.finish();
 }
@@ -196,14 +202,17 @@ std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::s
   return contents;
 }
 
-std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer,
-                                      const std::string& prefix) {
+std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& optimizer,
+                                           const std::string& prefix) {
   std::vector<StateTensor> tensors;
-  for (const std::string& name : optimizer.state_names())
-    for_trainable(model.table(), [&](int i) {
-      tensors.push_back({cat(prefix, name, ".", model.table()[i].name),
-                         optimizer.state(name, i).row_slice(0, model.real_rows(i)), &model.ops()});
-    });
+  for_trainable(model.table(), [&](int i) {
+    const Param& p = model.table()[i];
+    for (const auto& [name, state] : optimizer.states(i)) {
+      const bool alike = state.dtype == DType::F32 && state.rows == p.rows();
+      tensors.push_back({cat(prefix, name, ".", p.name),
+                         alike ? state.row_slice(0, model.real_rows(i)) : state, &model.ops()});
+    }
+  });
   return tensors;
 }
 
@@ -301,16 +310,16 @@ void load_weights(const std::string& path, Model& model) {
 
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
   const SafetensorsReader file(path + "/state.safetensors");
-  std::vector<float> host;
   for (const StateTensor& s : tensors) {
-    const std::vector<int64_t> expected = {s.tensor.rows, s.tensor.cols};
-    if (file.info(s.name).shape != expected)
-      fail(cat(file.path(), ": tensor ", s.name, " has shape ", shape_text(file.info(s.name).shape),
-               ", expected ", shape_text(expected)));
-    host.resize(size_t(s.tensor.numel()));
-    read_floats(file, s.name, host.data());
-    if (s.ops) s.ops->upload(s.tensor, host.data());
-    else std::copy(host.begin(), host.end(), s.tensor.as<float>());
+    const TensorInfo& found = file.info(s.name);
+    const std::vector<int64_t> shape = {s.tensor.rows, s.tensor.cols};
+    if (found.shape != shape || found.dtype != s.tensor.dtype)
+      fail(cat(file.path(), ": tensor ", s.name, " is ", name_of(found.dtype), " ",
+               shape_text(found.shape), ", expected ", name_of(s.tensor.dtype), " ",
+               shape_text(shape)));
+    if (s.ops) s.ops->upload(s.tensor, file.data(s.name));
+    else std::memcpy(s.tensor.data, file.data(s.name), size_t(bytes_of(s.tensor)));
+    file.release(static_cast<const std::byte*>(file.data(s.name)), bytes_of(s.tensor));
   }
 }
 

@@ -29,16 +29,17 @@ struct TokenizerFiles {
 /// The contents of such files.
 std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths);
 
-/// A matrix of fp32 numbers beside the model, in state.safetensors.
+/// A matrix beside the model, in state.safetensors, of any element type.
 struct StateTensor {
   std::string name;
   Tensor tensor;
   Ops* ops;  ///< whose memory it is; null: the host's
 };
 
-/// Adam's moments of all parameters, "PREFIXadam_m.NAME" and "PREFIXadam_v.NAME".
-std::vector<StateTensor> adam_tensors(const Model& model, const AdamW& optimizer,
-                                      const std::string& prefix = "");
+/// Optimizer::states() of all parameters, "PREFIXadam_m.NAME" and so on. Of those that are fp32 and
+/// like the parameter, the vocabulary's padding is left out.
+std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& optimizer,
+                                           const std::string& prefix = "");
 
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.

@@ -63,6 +63,14 @@ bool f32(const Tensor& t, int64_t rows, int64_t cols) {
   return t.dtype == DType::F32 && t.rows == rows && t.cols == cols && t.contiguous();
 }
 bool absent_or(bool ok, const Tensor& t) { return !t || ok; }
+bool fits(const QTensor& q, const Tensor& x) {
+  const int64_t block = q.format.block;
+  return q.rows == x.rows && q.cols == x.cols &&
+         (q.format.kind == QuantFormat::Kind::nf4
+              ? block == 64
+              : q.format.kind == QuantFormat::Kind::int8 &&
+                    (block == 64 || block == 128 || block == 256));
+}
 
 }  // namespace
 
@@ -133,6 +141,35 @@ double Ops::sum_squares(const Tensor& x) {
   require(x.dtype == DType::F32 && x.contiguous(), "sum_squares", "F32, contiguous", {{"x", x}});
   const Timed timed(*this, "sum_squares", 0, {x});
   return do_sum_squares(x);
+}
+
+double Ops::dot(const Tensor& x, const Tensor& y) {
+  require(f32(x, x.rows, x.cols) && f32(y, x.rows, x.cols), "dot", "F32, contiguous, alike",
+          {{"x", x}, {"y", y}});
+  const Timed timed(*this, "dot", 0, {x, y});
+  return do_dot(x, y);
+}
+
+void Ops::axpby(const Tensor& y, float a, const Tensor& x, float b) {
+  require(f32(x, y.rows, y.cols) && f32(y, y.rows, y.cols), "axpby", "F32, contiguous, alike",
+          {{"y", y}, {"x", x}});
+  const Timed timed(*this, "axpby", 0, {y, y, x});
+  do_axpby(y, a, x, b);
+}
+
+void Ops::quantize(const QTensor& q, const Tensor& x, Rounding rounding,
+                   const PhiloxStream& stream) {
+  require(is_x(x) && x.contiguous() && fits(q, x), "quantize", "shapes, types, format",
+          {{"q", q.blob()}, {"x", x}});
+  const Timed timed(*this, "quantize", 0, {q.blob(), x});
+  do_quantize(q, x, rounding, stream);
+}
+
+void Ops::dequantize(const Tensor& y, const QTensor& q) {
+  require(is_x(y) && y.contiguous() && fits(q, y), "dequantize", "shapes, types, format",
+          {{"y", y}, {"q", q.blob()}});
+  const Timed timed(*this, "dequantize", 0, {y, q.blob()});
+  do_dequantize(y, q);
 }
 
 void Ops::matmul(const Tensor& c, const Tensor& a, const Tensor& b, const MatmulArgs& args) {
@@ -352,6 +389,25 @@ void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tens
       "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
   const Timed timed(*this, "adamw", 0, {p, p, m, m, v, v, g, copy});
   do_adamw(p, copy, g, m, v, args);
+}
+
+void Ops::adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g, const Moment8& m,
+                    const Moment8& v, const AdamWArgs& args) {
+  const auto like_p = [&](const Tensor& t, DType type) {
+    return t.dtype == type && same_shape(t, p) && t.contiguous();
+  };
+  const auto moment = [&](const Moment8& x) {
+    const int64_t blocks = (p.numel() + kMomentBlock - 1) / kMomentBlock;
+    return like_p(x.codes, DType::U8) && f32(x.absmax, 1, blocks);
+  };
+  const bool parameter = like_p(p, DType::F32) ? absent_or(like_p(copy, DType::BF16), copy)
+                                               : like_p(p, DType::BF16) && !copy;
+  require(parameter && like_p(g, DType::F32) && moment(m) && moment(v) && args.step >= 1,
+          "adamw8bit", "shapes and types",
+          {{"p", p}, {"copy", copy}, {"g", g}, {"m", m.codes}, {"v", v.codes},
+           {"m's absmax", m.absmax}, {"v's absmax", v.absmax}});
+  const Timed timed(*this, "adamw8bit", 0, {p, p, m.codes, m.codes, v.codes, v.codes, g, copy});
+  do_adamw8bit(p, copy, g, m, v, args);
 }
 
 }  // namespace loqal

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "core/quant_format.h"
 #include "core/tensor.h"
 
 namespace loqal {
@@ -73,6 +74,14 @@ struct AdamWArgs {
   PhiloxStream rounding{0, Purpose::rounding};  ///< of p in BF16
 };
 
+/// A moment of Adam in 8 bits: a code of the dynamic map for each element, and the largest
+/// magnitude of each kMomentBlock of them.
+constexpr int64_t kMomentBlock = 256;
+struct Moment8 {
+  Tensor codes;   ///< U8 [like p]
+  Tensor absmax;  ///< F32 [1, numel / 256, rounded up]
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -100,6 +109,24 @@ class Ops {
   void fill(const Tensor& y, float value);      ///< y = value
   void copy(const Tensor& y, const Tensor& x);  ///< y = x, converting between F32 and BF16
   double sum_squares(const Tensor& x);          ///< sum of x^2 (F32), fixed order, in double
+  double dot(const Tensor& x, const Tensor& y);  ///< sum of x y, likewise
+  /// y = a x + b y, F32, contiguous. b 0: y is not read. x may be y.
+  void axpby(const Tensor& y, float a, const Tensor& x, float b);
+
+  // ---- quantization (core/quant_format.h has the layout) -----------------------------------
+  /// q = x F32 or BF16 [like q], contiguous. The bytes depend on x, the format and the stream
+  /// alone: they are the same on all devices. Element i takes half(i) of `stream` if rounding is
+  /// stochastic: then the mean of a value is the value, except that one within 2^-12 of a step from
+  /// the grid goes to it, so that quantizing what dequantize() gave (in F32) changes no code.
+  ///   int8  scale = absmax / 127, down to 17 bits: code * scale and absmax are exact in fp32, and so
+  ///         requantizing changes no byte; code = x / scale, ties to even, at most 127 in magnitude.
+  ///   nf4   the nearest code for x / absmax, ties to the lower one.
+  /// A block whose scale (nf4: absmax) would be below 2^-126 is zero. One with a value that is not
+  /// finite becomes NaN, and with it in nf4, whose scales have a mean in common, the whole matrix:
+  /// nothing is hidden.
+  void quantize(const QTensor& q, const Tensor& x, Rounding rounding, const PhiloxStream& stream);
+  /// y (F32 or BF16 [like q], contiguous) = the values that q stands for.
+  void dequantize(const Tensor& y, const QTensor& q);
 
   // ---- matrix products --------------------------------------------------------------------
   /// C[M,N] (+)= op(A)[M,K] op(B)[K,N] + bias + residual. A, B: X; C: X or F32. fp32 sums.
@@ -181,6 +208,13 @@ class Ops {
   /// would lose every update below 1/512 of p.
   void adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
              const AdamWArgs& args);
+  /// The same with moments in 8 bits, contiguous (Dettmers et al. 2022): the update comes from the
+  /// new moments before they are rounded. m has bitsandbytes' signed dynamic map, v the unsigned
+  /// one, the nearest value, ties to the lower; a negative m never becomes 0, nor a positive v: a
+  /// step divided by eps alone would be a leap. A block with a moment that is not finite is NaN
+  /// from the next step on. p, copy and g as in adamw().
+  void adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g, const Moment8& m,
+                 const Moment8& v, const AdamWArgs& args);
 
  protected:
   explicit Ops(bool dry) : dry_(dry) {}
@@ -193,6 +227,11 @@ class Ops {
   virtual void do_fill(const Tensor& y, float value) = 0;
   virtual void do_copy(const Tensor& y, const Tensor& x) = 0;
   virtual double do_sum_squares(const Tensor& x) = 0;
+  virtual double do_dot(const Tensor& x, const Tensor& y) = 0;
+  virtual void do_axpby(const Tensor& y, float a, const Tensor& x, float b) = 0;
+  virtual void do_quantize(const QTensor& q, const Tensor& x, Rounding rounding,
+                           const PhiloxStream& stream) = 0;
+  virtual void do_dequantize(const Tensor& y, const QTensor& q) = 0;
   virtual void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                          const MatmulArgs& args) = 0;
   virtual void do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) = 0;
@@ -233,6 +272,8 @@ class Ops {
                                        const Tensor& scratch, float scale, bool accumulate_dw) = 0;
   virtual void do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
                         const Tensor& v, const AdamWArgs& args) = 0;
+  virtual void do_adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g, const Moment8& m,
+                            const Moment8& v, const AdamWArgs& args) = 0;
 
  private:
   friend class Buffer;

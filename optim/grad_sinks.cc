@@ -5,7 +5,7 @@
 
 namespace loqal {
 
-FullGradSink::FullGradSink(Ops& ops, const ParamTable& table, AdamW& optimizer, double clip)
+FullGradSink::FullGradSink(Ops& ops, const ParamTable& table, Optimizer& optimizer, double clip)
     : ops_(ops),
       table_(table),
       optimizer_(optimizer),
@@ -22,7 +22,7 @@ StepNorm FullGradSink::finish_step() {
   return norm;
 }
 
-PerLayerSink::PerLayerSink(Ops& ops, const ParamTable& table, AdamW& optimizer)
+PerLayerSink::PerLayerSink(Ops& ops, const ParamTable& table, Optimizer& optimizer)
     : ops_(ops), table_(table), optimizer_(optimizer) {
   int64_t largest = 0;
   for (int g = 1; g < table.groups(); g++) largest = std::max(largest, table.group_size(g));

@@ -24,7 +24,7 @@ class StepSink : public GradSink {
 /// Whole-model gradient: accumulation over micro-batches and clipping by the global norm.
 class FullGradSink final : public StepSink {
  public:
-  FullGradSink(Ops& ops, const ParamTable& table, AdamW& optimizer, double clip);
+  FullGradSink(Ops& ops, const ParamTable& table, Optimizer& optimizer, double clip);
   float* buffer(int group) override { return grads_.as<float>() + table_.group_offset(group); }
   bool accumulate() const override { return micro_batch_ > 0; }
   void complete(int) override {}
@@ -35,7 +35,7 @@ class FullGradSink final : public StepSink {
  private:
   Ops& ops_;
   const ParamTable& table_;
-  AdamW& optimizer_;
+  Optimizer& optimizer_;
   double clip_;
   int micro_batch_ = 0;
   Buffer grads_;
@@ -46,7 +46,7 @@ class FullGradSink final : public StepSink {
 /// not known yet.
 class PerLayerSink final : public StepSink {
  public:
-  PerLayerSink(Ops& ops, const ParamTable& table, AdamW& optimizer);
+  PerLayerSink(Ops& ops, const ParamTable& table, Optimizer& optimizer);
   float* buffer(int group) override { return (group == 0 ? embedding_ : layer_).as<float>(); }
   bool accumulate() const override { return false; }
   void complete(int group) override;
@@ -57,7 +57,7 @@ class PerLayerSink final : public StepSink {
  private:
   Ops& ops_;
   const ParamTable& table_;
-  AdamW& optimizer_;
+  Optimizer& optimizer_;
   double sum_squares_ = 0;
   Buffer embedding_, layer_;
 };

@@ -6,43 +6,101 @@ namespace loqal {
 
 namespace {
 
-template <class F>
-void for_group(const ParamTable& table, int group, const F& f) {
-  for (int i = 0; i < table.size(); i++)
-    if (table[i].group == group && table[i].segment == Segment::trainable) f(i);
-}
-
 Tensor in_group(const ParamTable& table, int param, float* grads) {
   return table.view(param, grads - table.group_offset(table[param].group), DType::F32);
 }
 
+std::vector<std::pair<int64_t, int64_t>> trainable_shapes(const ParamTable& table) {
+  std::vector<std::pair<int64_t, int64_t>> shapes;
+  for (const Param& p : table.params())
+    if (p.segment == Segment::trainable) shapes.push_back({p.rows(), p.cols()});
+    else shapes.push_back({0, 0});
+  return shapes;
+}
+
 }  // namespace
 
+void for_group(const ParamTable& table, int group, const std::function<void(int)>& f) {
+  for (int i = 0; i < table.size(); i++)
+    if (table[i].group == group && table[i].segment == Segment::trainable) f(i);
+}
+
+Tensor Optimizer::state(const std::string& name, int param) const {
+  for (const NamedState& s : states(param))
+    if (s.name == name) return s.tensor;
+  LOQAL_ASSERT(false, "parameter ", param, " has no state ", name);
+}
+
 AdamW::AdamW(Ops& ops, const ParamAccess& params, const AdamWConfig& config)
-    : ops_(ops), params_(params), config_(config) {
-  m_ = ops.alloc(params.table->elements() * 4, "optimizer state");
-  v_ = ops.alloc(params.table->elements() * 4, "optimizer state");
+    : ops_(ops),
+      params_(params),
+      config_(config),
+      moments_(ops, trainable_shapes(*params.table), config.bits) {}
+
+AdamWArgs adamw_args(const AdamWConfig& c, const ParamRule& rule, double lr, int64_t step,
+                     double scale, int param) {
+  return {.lr = float(lr * rule.lr_factor),
+          .beta1 = float(c.beta1),
+          .beta2 = float(c.beta2),
+          .eps = float(c.eps),
+          .weight_decay = rule.decays ? float(c.weight_decay) : 0.0f,
+          .step = step,
+          .grad_scale = float(scale),
+          .rounding = {c.seed, Purpose::rounding, 0, uint32_t(param), uint64_t(step)}};
 }
 
 void AdamW::update(int group, float* grads, double scale) {
   const ParamTable& table = *params_.table;
   for_group(table, group, [&](int i) {
-    const AdamWArgs args{.lr = float(lr_),
-                         .beta1 = float(config_.beta1),
-                         .beta2 = float(config_.beta2),
-                         .eps = float(config_.eps),
-                         .weight_decay = table[i].decays() ? float(config_.weight_decay) : 0.0f,
-                         .step = step_,
-                         .grad_scale = float(scale),
-                         .rounding = {config_.seed, Purpose::rounding, 0, uint32_t(i),
-                                      uint64_t(step_)}};
-    ops_.adamw(params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads),
-               state("adam_m", i), state("adam_v", i), args);
+    const ParamRule rule = params_.rule_of(i);
+    if (rule.skip) return;
+    moments_.step(i, params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads),
+                  adamw_args(config_, rule, lr_, step_, scale, i));
   });
 }
 
-Tensor AdamW::state(const std::string& name, int param) const {
-  return params_.table->view(param, (name == "adam_m" ? m_ : v_).data(), DType::F32);
+void AdamW::reset() {
+  for (int i = 0; i < moments_.count(); i++) moments_.reset(i);
+  step_ = 0;
+}
+
+void AdamW::change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode) {
+  if (mode == RefreshMoments::keep || step_ == 0) return;
+  if (mode == RefreshMoments::reset) return moments_.reset(param);
+  const Param& p = (*params_.table)[param];
+  const int64_t rows = p.rows(), cols = p.cols(), R = side == Side::left ? cols : rows,
+                bytes = 4 * rows * cols;
+  Buffer buffers[3], square = ops_.alloc(4 * R * R, "refresh");
+  for (Buffer& b : buffers) b = ops_.alloc(bytes, "refresh");
+  const Tensor m(buffers[0].as<float>(), rows, cols), v(buffers[1].as<float>(), rows, cols),
+      turned(buffers[2].as<float>(), rows, cols), QQ(square.as<float>(), R, R);
+  if (ops_.dry()) return;
+  moments_.read(m, v, param);
+  std::vector<float> hm(size_t(rows * cols)), hv(hm.size()), hq(size_t(R * R));
+  const double t = double(step_), debias1 = 1 - std::pow(config_.beta1, t),
+               debias2 = 1 - std::pow(config_.beta2, t);
+  const auto rotate = [&](const Tensor& to, const Tensor& by, const Tensor& x) {
+    if (side == Side::left) ops_.matmul(to, x, by, {.transpose_b = true});
+    else ops_.matmul(to, by, x);
+  };
+  ops_.download(hm.data(), m);
+  ops_.download(hv.data(), v);
+  ops_.download(hq.data(), rotation);
+  for (float& q : hq) q *= q;
+  ops_.upload(QQ, hq.data());
+  for (size_t i = 0; i < hv.size(); i++)  // the variance about the mean
+    hv[i] = float(double(hv[i]) / debias2 - double(hm[i]) * double(hm[i]) / (debias1 * debias1));
+  ops_.upload(v, hv.data());
+  rotate(turned, QQ, v);
+  ops_.download(hv.data(), turned);
+  rotate(turned, rotation, m);
+  ops_.download(hm.data(), turned);
+  for (size_t i = 0; i < hv.size(); i++) {
+    const double mean = double(hm[i]) / debias1;
+    hv[i] = float(debias2 * std::abs(double(hv[i]) + mean * mean));
+  }
+  ops_.upload(v, hv.data());
+  moments_.write(param, turned, v);
 }
 
 double group_sum_squares(Ops& ops, const ParamTable& table, int group, float* grads) {

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 to=build/deps
 rm -rf "$to"
 mkdir -p "$to/include" "$to/lib"
-for header in nlohmann CLI gtest zlib.h zconf.h pcre2.h; do
+for header in nlohmann CLI eigen3 gtest zlib.h zconf.h pcre2.h; do
   found=
   for folder in /usr/include "/usr/include/$(g++ -print-multiarch)"; do
     [ ! -e "$folder/$header" ] || found=$folder/$header

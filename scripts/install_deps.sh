@@ -19,6 +19,7 @@ build       g++                   C++20 compiler
 build       make                  build
 build       libdnnl-dev           fast matrix products on the CPU
 build       libsentencepiece-dev  SentencePiece tokenizers (T5, Llama)
+build       libeigen3-dev         small eigenproblems (quant/)
 build       libpcre2-dev          GPT-2's tokenizer
 build       zlib1g-dev            gzip input, checksums
 build       nlohmann-json3-dev    JSON

@@ -103,22 +103,36 @@ void CpuOps::do_copy(const Tensor& y, const Tensor& x) {
   });
 }
 
-double CpuOps::do_sum_squares(const Tensor& x) {
+double CpuOps::do_sum_squares(const Tensor& x) { return do_dot(x, x); }
+
+double CpuOps::do_dot(const Tensor& x, const Tensor& y) {
   constexpr int64_t grain = 1 << 16, lanes = 8;
-  const float* p = x.as<float>();
+  const float *p = x.as<float>(), *q = y.as<float>();
   std::vector<double> sums(size_t((x.numel() + grain - 1) / grain));
   pool_.chunks(x.numel(), grain, [&](int64_t first, int64_t last) {
     double lane[lanes] = {};
     int64_t i = first;
     for (; i + lanes <= last; i += lanes)
-      for (int64_t j = 0; j < lanes; j++) lane[j] += double(p[i + j]) * double(p[i + j]);
-    for (; i < last; i++) lane[0] += double(p[i]) * double(p[i]);
+      for (int64_t j = 0; j < lanes; j++) lane[j] += double(p[i + j]) * double(q[i + j]);
+    for (; i < last; i++) lane[0] += double(p[i]) * double(q[i]);
     double& sum = sums[size_t(first / grain)];
     for (double v : lane) sum += v;
   });
   double total = 0;
   for (double v : sums) total += v;
   return total;
+}
+
+void CpuOps::do_axpby(const Tensor& y, float a, const Tensor& x, float b) {
+  const simd::vf va = simd::splat(a), vb = simd::splat(b);
+  pool_.chunks(y.numel(), kTaskElements, [&](int64_t first, int64_t last) {
+    float* to = y.as<float>() + first;
+    const float* from = x.as<float>() + first;
+    if (b == 0) simd::map(last - first, [&](simd::vf xv) { return va * xv; }, to, from);
+    else
+      simd::map(
+          last - first, [&](simd::vf xv, simd::vf yv) { return va * xv + vb * yv; }, to, from, to);
+  });
 }
 
 }  // namespace loqal

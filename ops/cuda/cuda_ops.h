@@ -36,6 +36,11 @@ class CudaOps final : public Ops {
   void do_fill(const Tensor& y, float value) override;
   void do_copy(const Tensor& y, const Tensor& x) override;
   double do_sum_squares(const Tensor& x) override;
+  double do_dot(const Tensor& x, const Tensor& y) override;
+  void do_axpby(const Tensor& y, float a, const Tensor& x, float b) override;
+  void do_quantize(const QTensor& q, const Tensor& x, Rounding rounding,
+                   const PhiloxStream& stream) override;
+  void do_dequantize(const Tensor& y, const QTensor& q) override;
   void do_matmul(const Tensor& c, const Tensor& a, const Tensor& b,
                  const MatmulArgs& args) override;
   void do_bias_backward(const Tensor& db, const Tensor& dy, bool accumulate) override;
@@ -74,6 +79,8 @@ class CudaOps final : public Ops {
                                const Tensor& scratch, float scale, bool accumulate_dw) override;
   void do_adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m,
                 const Tensor& v, const AdamWArgs& args) override;
+  void do_adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g, const Moment8& m,
+                    const Moment8& v, const AdamWArgs& args) override;
 
  private:
   /// The stream, after making the device this thread's current one.

@@ -26,14 +26,19 @@ __global__ void copy_kernel(View<Y> y, View<const X> x, int64_t rows, int64_t pa
   });
 }
 
-/// sums[block]: the squares of the block's elements; each thread takes every (grid x block)-th.
-__global__ void sum_squares_kernel(double* sums, const float* x, int64_t n) {
+/// sums[block]: the products of the block's elements; each thread takes every (grid x block)-th.
+__global__ void dot_kernel(double* sums, const float* x, const float* y, int64_t n) {
   double sum = 0;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
        i += int64_t(gridDim.x) * blockDim.x)
-    sum += double(x[i]) * double(x[i]);
+    sum += double(x[i]) * double(y[i]);
   sum = block_reduce(sum, Sum(), 0.0);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+__global__ void axpby_kernel(float* y, float a, const float* x, float b, int64_t n) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = b == 0 ? a * x[i] : a * x[i] + b * y[i];
 }
 
 __global__ void sum_kernel(double* total, const double* sums, int n) {
@@ -241,18 +246,26 @@ void CudaOps::do_copy(const Tensor& y, const Tensor& x) {
   });
 }
 
-double CudaOps::do_sum_squares(const Tensor& x) {
+double CudaOps::do_sum_squares(const Tensor& x) { return do_dot(x, x); }
+
+double CudaOps::do_dot(const Tensor& x, const Tensor& y) {
   constexpr int most = 1024;  // blocks
   const int blocks = int(std::min<int64_t>(most, ceil_div(x.numel(), 4 * kThreads)));
   if (blocks == 0) return 0;
   double* sums = static_cast<double*>(workspace((most + 1) * int64_t(sizeof(double))));
   double total = 0;
-  launch(sum_squares_kernel, blocks, kThreads, 0, stream(), sums, pointer<const float>(x),
-         x.numel());
+  launch(dot_kernel, blocks, kThreads, 0, stream(), sums, pointer<const float>(x),
+         pointer<const float>(y), x.numel());
   launch(sum_kernel, 1, kThreads, 0, stream(), sums + most, sums, blocks);
   CUDA_CHECK(cudaMemcpyAsync(&total, sums + most, sizeof total, cudaMemcpyDeviceToHost, stream()));
   CUDA_CHECK(cudaStreamSynchronize(stream()));
   return total;
+}
+
+void CudaOps::do_axpby(const Tensor& y, float a, const Tensor& x, float b) {
+  if (y.numel() == 0) return;
+  launch(axpby_kernel, dim3(unsigned(ceil_div(y.numel(), kThreads))), kThreads, 0, stream(),
+         pointer<float>(y), a, pointer<const float>(x), b, y.numel());
 }
 
 void CudaOps::add_partials(const Tensor& to, const float* partials, int64_t count, int64_t width,

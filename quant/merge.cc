@@ -1,0 +1,99 @@
+#include "quant/merge.h"
+
+#include <cmath>
+
+namespace loqal {
+
+namespace {
+
+bool left(const Factors& f) { return f.shape.side() == Side::left; }
+
+// w += (x, P) in the order of the side; x is like B.
+void add_scaled(Ops& ops, const Tensor& w, const Factors& f, const Tensor& x) {
+  if (left(f)) ops.matmul(w, x, f.P, {.accumulate = true});
+  else ops.matmul(w, f.P, x, {.accumulate = true});
+}
+
+// y (like B) = w projected onto the basis: w P^T or P^T w.
+void project(Ops& ops, const Tensor& y, const Factors& f, const Tensor& w) {
+  if (left(f)) ops.matmul(y, w, f.P, {.transpose_b = true});
+  else ops.matmul(y, f.P, w, {.transpose_a = true});
+}
+
+// d = w - dq(q).
+void subtract(Ops& ops, const Tensor& d, const Tensor& w, const QTensor& q) {
+  ops.dequantize(d, q);
+  ops.axpby(d, 1, w, -1);
+}
+
+// The bytes of q, for a copy that leaves them as they are.
+Tensor words(const QTensor& q) { return {static_cast<float*>(q.data), 1, q.bytes() / 4}; }
+
+}  // namespace
+
+void add_product(Ops& ops, const Tensor& w, const Factors& f, const Tensor& b_scratch) {
+  ops.axpby(b_scratch, float(f.scale), f.B, 0);
+  add_scaled(ops, w, f, b_scratch);
+}
+
+UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
+                        const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch) {
+  UpdateReport report;
+  ops.dequantize(w_ref, q);
+  if (ops.dry() || ops.sum_squares(old.B) == 0) return report;
+  add_product(ops, w_ref, old, b_scratch);
+  ops.dequantize(scratch, q);
+  ops.axpby(scratch, 1, w_ref, -1);  // dW
+  const double update = ops.sum_squares(scratch), norm = ops.sum_squares(w_ref);
+  if (update == 0) return report;
+  report.update_norm = std::sqrt(update / norm);
+  ops.quantize(q, w_ref, rounder.rounding, rounder.stream);
+  // <dq(q) - W0, dW> = |dW|^2 - <w_ref - dq(q), dW>, and dW = s (P, B).
+  subtract(ops, scratch, w_ref, q);
+  project(ops, b_scratch, old, scratch);
+  report.retained = 1 - old.scale * ops.dot(b_scratch, old.B) / update;
+  return report;
+}
+
+double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& fresh,
+                  int iterations, const Rounder& rounder, const Tensor& scratch,
+                  const Tensor& b_scratch, const QTensor& q_scratch) {
+  const int64_t R = fresh.shape.rank;
+  Buffer inverse_memory = ops.alloc(4 * R * R, "refresh");
+  const Tensor inverse(inverse_memory.as<float>(), R, R);
+  const double norm = ops.dry() ? 1 : ops.sum_squares(w_ref);
+  ops.fill(fresh.B, 0);
+  subtract(ops, scratch, w_ref, q);
+  const double without = ops.dry() ? 0 : ops.sum_squares(scratch);
+  if (ops.dry() || norm == 0 || without == 0 || iterations == 0)
+    return norm == 0 ? 0 : std::sqrt(without / norm);
+  if (!std::isfinite(without)) return std::sqrt(without / norm);
+  gram_inverse(ops, fresh.shape, inverse, fresh.P);
+  double best = without;
+  QTensor trial = q_scratch, kept = q;
+  Buffer x_memory = ops.alloc(4 * fresh.B.numel(), "refresh");
+  const Tensor x(x_memory.as<float>(), fresh.B.rows, fresh.B.cols);  // -s B
+  for (int i = 0; i < iterations; i++) {
+    // scratch = w_ref - dq(Q) of the Q at hand: of `kept` at first, then of `trial`.
+    project(ops, x, fresh, scratch);
+    if (left(fresh)) ops.matmul(b_scratch, x, inverse);
+    else ops.matmul(b_scratch, inverse, x);
+    ops.axpby(x, -1, b_scratch, 0);
+    add_scaled(ops, scratch, fresh, x);
+    const double error = ops.sum_squares(scratch);
+    if (error < best) {
+      best = error;
+      ops.axpby(fresh.B, float(1 / fresh.scale), b_scratch, 0);
+      if (i > 0) std::swap(trial, kept);
+    }
+    if (i + 1 == iterations) break;
+    ops.copy(scratch, w_ref);
+    add_scaled(ops, scratch, fresh, x);
+    ops.quantize(trial, scratch, rounder.rounding, rounder.stream);
+    subtract(ops, scratch, w_ref, trial);
+  }
+  if (kept.data != q.data) ops.copy(words(q), words(kept));
+  return std::sqrt(best / norm);
+}
+
+}  // namespace loqal

@@ -1,0 +1,190 @@
+// Merging: the measured series and the table of spec/loqt.md, section 2.
+#include "quant/merge.h"
+
+#include <cstring>
+
+#include "test/ops/op_test.h"
+
+namespace loqal::test {
+namespace {
+
+using Kind = QuantFormat::Kind;
+constexpr QuantFormat kNf4 = {Kind::nf4, 64}, kInt8 = {Kind::int8, 128};
+
+// One layer's memory: weight, factors, scratch.
+struct Layer {
+  Layer(Ops& ops_, const FactorShape& s, const QuantFormat& format, double scale = 0.5)
+      : ops(ops_), shape(s), q_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
+        q2_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
+        w(ops, DType::F32, s.out, s.in), scratch(ops, DType::F32, s.out, s.in),
+        P(ops, DType::F32, Mat<double>(s.p_rows(), s.p_cols())),
+        B(ops, DType::F32, Mat<double>(s.b_rows(), s.b_cols())),
+        b_scratch(ops, DType::F32, s.b_rows(), s.b_cols()),
+        q{q_memory.data(), format, s.out, s.in}, q2{q2_memory.data(), format, s.out, s.in},
+        factors{s, P.out(), B.out(), scale} {}
+  // A random orthonormal basis: the singular directions of a Gaussian matrix.
+  void new_basis(uint32_t seed) {
+    Array g(ops, DType::F32, normal(shape.out, shape.in, seed));
+    svd_basis(ops, shape, P.out(), g.in(), PhiloxStream(seed, Purpose::test));
+  }
+  std::vector<char> bytes() const {
+    std::vector<char> b(size_t(q.bytes()));
+    ops.download(b.data(), q.blob());
+    return b;
+  }
+  Mat<double> effective() {
+    ops.dequantize(w.out(), q);
+    add_product(ops, w.out(), factors, b_scratch.out());
+    return w.after();
+  }
+  Ops& ops;
+  FactorShape shape;
+  Buffer q_memory, q2_memory;
+  Array w, scratch, P, B, b_scratch;
+  QTensor q, q2;
+  Factors factors;
+};
+
+const Rounder kNearest{Rounding::nearest, PhiloxStream(1, Purpose::rounding)};
+const Rounder kStochastic{Rounding::stochastic, PhiloxStream(1, Purpose::rounding)};
+
+double compensated(Layer& l, const Mat<double>& weight, int iterations,
+                   const Rounder& rounder = kNearest) {
+  l.w.out();
+  l.w.set(weight);
+  l.ops.quantize(l.q, l.w.in(), rounder.rounding, rounder.stream);
+  return compensate(l.ops, l.q, l.w.in(), l.factors, iterations, rounder, l.scratch.out(),
+                    l.b_scratch.out(), l.q2);
+}
+
+double distance(const Mat<double>& a, const Mat<double>& b) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < a.v.size(); i++) {
+    error += (a.v[i] - b.v[i]) * (a.v[i] - b.v[i]);
+    norm += b.v[i] * b.v[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+class Merge : public testing::Test {
+ protected:
+  Ops& ops = shared_ops(0);
+};
+
+// Gaussian W, random orthonormal P, r/m = 1/4, NF4: within 1 % (issue).
+TEST_F(Merge, CompensationSeries) {
+  const double want[] = {0.0920, 0.0796, 0.0721, 0.0690, 0.0675, 0.0666};
+  Layer l(ops, {512, 256, 64}, kNf4);
+  l.new_basis(5);
+  const Mat<double> weight = round_to(DType::F32, normal(512, 256, 6, 0.02));
+  for (int C = 0; C <= 5; C++) {
+    const double error = compensated(l, weight, C);
+    EXPECT_NEAR(error, want[C], 0.01 * want[C]) << C;
+    EXPECT_NEAR(distance(l.effective(), weight), error, 1e-4 * error) << C;  // what it says it is
+  }
+  EXPECT_NEAR(compensated(l, weight, 10), 0.0647, 0.01 * 0.0647);
+}
+
+TEST_F(Merge, CompensationNeverGetsWorse) {
+  for (const QuantFormat& format : {kNf4, kInt8})
+    for (const FactorShape& s : {FactorShape{96, 64, 16}, FactorShape{64, 96, 16}})
+      for (const Rounder& rounder : {kNearest, kStochastic}) {
+        Layer l(ops, s, format);
+        l.new_basis(5);
+        const Mat<double> weight = normal(s.out, s.in, 6, 0.02);
+        double last = INFINITY;
+        for (int C = 0; C <= 6; C++) {
+          const double error = compensated(l, weight, C, rounder);
+          EXPECT_LE(error, last) << str(format) << C;
+          EXPECT_NEAR(distance(l.effective(), weight), error, 1e-3 * error);
+          last = error;
+        }
+      }
+}
+
+// P that is only nearly orthonormal, as what NF4 makes of it.
+TEST_F(Merge, CompensationUsesThePseudoinverse) {
+  Layer l(ops, {128, 64, 16}, kInt8);
+  l.new_basis(5);
+  Mat<double> p = l.P.after();
+  for (size_t i = 0; i < p.v.size(); i++) p.v[i] *= 1 + 0.3 * std::sin(double(i));
+  l.P.set(p);
+  const double error = compensated(l, normal(128, 64, 6), 1);
+  // The residual of a projection: sqrt(1 - r/m) of the rounding error, isotropic to a few percent.
+  EXPECT_NEAR(error, 0.00647 * std::sqrt(1 - 16.0 / 64), 0.04 * 0.0056);
+}
+
+// What of an update of relative size |dW| / |W| survives rounding. W0 is on the grid, dW of rank
+// 128. 0.02: the specification's own scatter between matrices.
+TEST_F(Merge, RetentionTable) {
+  const double size[] = {0.3, 0.1, 0.03, 0.01, 0.003, 0.001};
+  const struct {
+    QuantFormat format;
+    Rounder rounder;
+    double want[6], tolerance;
+  } rows[] = {{kNf4, kNearest, {0.995, 0.839, 0.028, 0.016, 0.016, 0.016}, 0.02},
+              {kInt8, kNearest, {1, 1, 1, 0.960, 0.038, 0.009}, 0.02},
+              {kInt8, kStochastic, {1, 1, 1, 1, 1.01, 0.99}, 0.03}};
+  for (const auto& row : rows)
+    for (int i = 0; i < 6; i++) {
+      Layer l(ops, {512, 512, 128}, row.format);
+      l.new_basis(5);
+      const Mat<double> weight = normal(512, 512, 6);
+      compensated(l, weight, 0);
+      const Mat<double> on_grid = l.effective();
+      // |s B P| = s |B|, P having orthonormal rows.
+      double norm = 0;
+      for (const double x : on_grid.v) norm += x * x;
+      const double entry = size[i] * std::sqrt(norm) / 0.5 / std::sqrt(512.0 * 128);
+      l.B.out();
+      l.B.set(normal(512, 128, 7, entry));
+      const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, row.rounder,
+                                             l.scratch.out(), l.b_scratch.out());
+      EXPECT_NEAR(report.retained, row.want[i], row.tolerance) << str(row.format) << " " << size[i];
+      EXPECT_NEAR(report.update_norm, size[i] / std::sqrt(1 + size[i] * size[i]), 0.02 * size[i]);
+    }
+}
+
+// reports.md Q5, Q7: merging keeps the effective weight, and a merge of nothing changes no byte.
+TEST_F(Merge, FiftyMergesOfNothing) {
+  for (const QuantFormat& format : {kNf4, kInt8})
+    for (const Rounder& rounder : {kNearest, kStochastic}) {
+      Layer l(ops, {96, 64, 16}, format);
+      l.new_basis(5);
+      compensated(l, normal(96, 64, 6), 0);
+      const std::vector<char> before = l.bytes();
+      for (int i = 0; i < 50; i++) {
+        const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, rounder,
+                                               l.scratch.out(), l.b_scratch.out());
+        EXPECT_EQ(report.update_norm, 0);
+        l.new_basis(uint32_t(100 + i));
+        EXPECT_EQ(compensate(ops, l.q, l.w.in(), l.factors, 5, rounder, l.scratch.out(),
+                             l.b_scratch.out(), l.q2),
+                  0);
+        ASSERT_EQ(l.bytes(), before) << str(format) << i;
+      }
+      for (const double b : l.B.after().v) EXPECT_EQ(b, 0);
+    }
+}
+
+// The effective weight before and after a whole refresh differs by the compensated error.
+TEST_F(Merge, RefreshKeepsTheEffectiveWeight) {
+  for (const FactorShape& s : {FactorShape{96, 64, 16}, FactorShape{64, 96, 16}}) {
+    Layer l(ops, s, kInt8);
+    l.new_basis(5);
+    compensated(l, normal(s.out, s.in, 6), 0);
+    l.B.out();
+    l.B.set(normal(s.b_rows(), s.b_cols(), 7, 0.3));
+    const Mat<double> before = l.effective();
+    requantize(ops, l.q, l.w.out(), l.factors, kStochastic, l.scratch.out(), l.b_scratch.out());
+    expect_equal(l.w.after(), before, "W_ref");
+    l.new_basis(8);
+    const double error = compensate(ops, l.q, l.w.in(), l.factors, 5, kStochastic, l.scratch.out(),
+                                    l.b_scratch.out(), l.q2);
+    EXPECT_LT(error, 0.0092);  // stochastic rounding without compensation
+    EXPECT_NEAR(distance(l.effective(), before), error, 1e-3 * error);
+  }
+}
+
+}  // namespace
+}  // namespace loqal::test
