@@ -218,8 +218,8 @@ sanitize:             ## the tests under ASan+UBSan, threads and kernels under T
 	@if ! command -v clang++ >/dev/null; then echo "left out: the CUDA kernels under TSan (no clang++)"; \
 	elif [ -n "$(EMULATED)" ]; then $(MAKE) --no-print-directory -j$(JOBS) MODE=cuda-tsan build/cuda-tsan/run_cuda_tests && \
 	  build/cuda-tsan/run_cuda_tests --gtest_brief=1 --gtest_filter='Ops/*:Planted*'; fi
-# Left out: what needs minutes there and adds no code (golden trajectories, repetitions, threads: TSan has them), or is about the release programs.
-ASAN_TESTS := *-Memory*:*Toy*:*CPU2*:*RepeatTest*:ThreadsTest*:*KilledTwenty*:*KillAtRandom*:*LocalSgdResume*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
+# Left out: what needs minutes there and adds no code (golden trajectories and texts, repetitions, threads: TSan has them), or is about the release programs.
+ASAN_TESTS := *-ReferenceTest*:SharedSpm*:*ReferenceStories:*SignalsLeaveNoTrace:*AtAnyMoment*:Memory*:*Toy*:*CPU2*:*RepeatTest*:ThreadsTest*:*KilledTwenty*:*KillAtRandom*:*LocalSgdResume*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
 TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*:Engine*:*EngineMethods*:*ToyGolden*dn_dylu_grace:Coverage*
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json

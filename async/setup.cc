@@ -121,10 +121,10 @@ void resolve_batch(Options& o, const ModelConfig& c) {
                    " passes, which contradicts --per-layer-updates"));
 }
 
-std::unique_ptr<Ops> make_device(Options& o, bool dry) {
+std::unique_ptr<Ops> make_device(Options& o, bool dry, int gpu) {
   LOQAL_ASSERT(o.device != "auto", "choose_device comes first");
   const bool cuda = o.device == "cuda";
-  auto ops = cuda ? make_cuda_ops(0, dry) : make_cpu_ops(int(o.threads), dry);
+  auto ops = cuda ? make_cuda_ops(gpu, dry) : make_cpu_ops(int(o.threads), dry);
   if (o.precision == "auto")
     o.precision = cuda || ops->has_fast_bf16() || o.param_dtype == "bf16" ? "bf16" : "fp32";
   return ops;
@@ -231,9 +231,12 @@ int64_t available_bytes() {
   return available;
 }
 
-// On the GPU what Ops allocates; on the CPU the rest of the process as well.
+// On the GPU what Ops allocates, on that with most workers; on the CPU the rest of the process as
+// well.
 int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, bool training) {
   options.batch_size = batch;
+  const auto gpus = int64_t(options.gpus.size());
+  options.local.workers = (options.local.workers + gpus - 1) / gpus;
   const auto dry = make_device(options, true);
   const std::vector<Parts> parts = build_all_parts(*dry, config, options, training);
   constexpr int64_t driver = int64_t(300) << 20;  // context, code, cuBLAS
@@ -241,6 +244,13 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   const ParamTable& table = parts[0].model->table();
   return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(table) +
          (training ? local_sgd_bytes(options, table) : 0);
+}
+
+// Of that GPU which has least.
+int64_t free_bytes(const Options& o) {
+  int64_t least = cuda_free_bytes(o.gpus[0]);
+  for (const int gpu : o.gpus) least = std::min(least, cuda_free_bytes(gpu));
+  return least;
 }
 
 }  // namespace
@@ -265,7 +275,7 @@ int64_t staging_bytes(const ParamTable& table) {
 void check_memory(const ModelConfig& config, const Options& o, bool training) {
   const bool cuda = o.device == "cuda";
   const int64_t needed = total_bytes(config, o, o.batch_size, training),
-                available = cuda ? cuda_free_bytes() : available_bytes();
+                available = cuda ? free_bytes(o) : available_bytes();
   if (needed <= available || available <= 0) return;
   int64_t fits = 0;
   for (int64_t low = 1, high = o.batch_size - 1; low <= high;) {
@@ -283,7 +293,11 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
 
 std::string choose_device(Options& o, const ModelConfig& config, bool training) {
   if (o.device == "cpu") return "";
-  const CudaStatus gpu = cuda_status();
+  CudaStatus gpu = cuda_status(o.gpus[0]);
+  for (size_t i = 1; i < o.gpus.size() && gpu.usable; i++) {
+    const CudaStatus other = cuda_status(o.gpus[i]);
+    gpu = {other.usable, other.usable ? gpu.text + "; " + other.text : other.text};
+  }
   constexpr int64_t widest = 128;  // of ops/cuda/attention
   if (o.device == "cuda" && config.HS > widest)
     fail_usage(cat("--device cuda: heads are ", config.HS, " wide, at most ", widest, " can be"),
@@ -299,7 +313,7 @@ std::string choose_device(Options& o, const ModelConfig& config, bool training) 
   Options on_gpu = o;
   on_gpu.device = "cuda";
   const int64_t needed = total_bytes(config, on_gpu, o.batch_size, training),
-                available = cuda_free_bytes();
+                available = free_bytes(o);
   if (needed > available)
     return cat("not the GPU: this needs ", needed >> 20, " MiB of its memory, ", available >> 20,
                " MiB are free");

@@ -216,12 +216,6 @@ std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& 
   return tensors;
 }
 
-void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer, Json state,
-                     const TokenizerFiles& tokenizer) {
-  state["adam_step"] = optimizer.step_count();
-  save_checkpoint(path, model, optimizer_tensors(model, optimizer), std::move(state), tokenizer);
-}
-
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
                      Json state, const TokenizerFiles& tokenizer) {
   AtomicDirectory dir(path);
@@ -327,12 +321,6 @@ void load_state_tensors(const std::string& path, const std::vector<StateTensor>&
     else std::memcpy(s.tensor.data, file.data(s.name), size_t(bytes_of(s.tensor)));
     file.release(static_cast<const std::byte*>(file.data(s.name)), bytes_of(s.tensor));
   }
-}
-
-void load_checkpoint(const std::string& path, const Json& state, Model& model, Optimizer& optimizer) {
-  load_weights(path, model);
-  load_state_tensors(path, optimizer_tensors(model, optimizer));
-  optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 
 std::vector<int> read_token_ids(const std::string& path, const char* key) {

@@ -45,9 +45,6 @@ std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& 
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
                      Json state, const TokenizerFiles& tokenizer);
-/// The same with one optimizer, its step count in state.json as "adam_step".
-void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer, Json state,
-                     const TokenizerFiles& tokenizer);
 
 /// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
 /// and tokenizer, written beside and renamed. `stop` is asked between tensors: false, and nothing
@@ -66,9 +63,6 @@ Json read_checkpoint_state(const std::string& path);
 /// Fills tensors that save_checkpoint() was given. Error naming the tensor if one is missing or has
 /// another shape.
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
-
-/// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
-void load_checkpoint(const std::string& path, const Json& state, Model& model, Optimizer& optimizer);
 
 /// Parameters alone, from a checkpoint or a Hugging Face directory (model/weight_files.h), of F32,
 /// BF16, F16 or F64, one tensor at a time. Error naming tensor, shape found and shape expected;

@@ -33,7 +33,7 @@ class Arena {
 struct Weights {
   const ParamTable* table = nullptr;
   void* master = nullptr;   ///< F32, the trainable segment, or its vectors alone
-  void* compute = nullptr;  ///< the segment in type X: master itself, its BF16 copy, or all there is
+  void* compute = nullptr;  ///< the segment in type X: master itself, or in BF16
   void* frozen = nullptr;   ///< F32, the frozen segment
   DType X = DType::F32;
   bool vectors_apart = false;  ///< master holds vectors alone

@@ -124,11 +124,11 @@ void Model::set_parameter(int index, const std::vector<float>& values) {
 }
 
 Tensor Model::compute_copy(int index) const {
-  return copy_.bytes() && options_.P == DType::F32 ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
+  return has_copy() ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
 }
 
 void Model::refresh_compute_copy() {
-  if (!copy_.bytes() || options_.P != DType::F32) return;
+  if (!has_copy()) return;
   const int64_t n = table_.elements();
   ops_.copy(Tensor(copy_.as<bf16>(), 1, n), Tensor(master_.as<float>(), 1, n));
 }

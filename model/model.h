@@ -10,7 +10,7 @@
 namespace loqal {
 
 struct ModelOptions {
-  int64_t B = 1;           ///< largest batch of one pass, of sequences up to config.T; 0: weights alone
+  int64_t B = 1;           ///< largest batch of one pass, T up to config.T; 0: weights alone
   DType X = DType::F32;    ///< compute type: F32 or BF16
   DType P = DType::F32;    ///< type of 2-D parameters; BF16: no fp32 master exists, X is BF16
   bool recompute = false;  ///< keep only each block's input; run its forward again in backward
@@ -31,7 +31,8 @@ class Model {
   /// [rows, cols] of one trainable parameter: F32, or P if it is 2-D. Embeddings and head have Vp
   /// rows, of which V are real.
   Tensor parameter(int index) const;
-  /// parameter(index) = values (fp32, all rows), rounded to its type. refresh_compute_copy() follows.
+  /// parameter(index) = values (fp32, all rows), rounded to its type. The caller then calls
+  /// refresh_compute_copy().
   void set_parameter(int index, const std::vector<float>& values);
   int64_t real_rows(int index) const;  ///< rows without the vocabulary's padding
   int64_t parameter_count() const;     ///< trainable, without padding
@@ -70,6 +71,8 @@ class Model {
   }
   Tensor head_weight(const Run& run) const;
   bool finite(const Tensor& x);
+  /// Of fp32 parameters, in BF16, for computing.
+  bool has_copy() const { return options_.X == DType::BF16 && options_.P == DType::F32; }
 
   Ops& ops_;
   ModelConfig config_;
