@@ -245,7 +245,7 @@ TEST_F(LocalSgdCli, RoundsOfVeryDifferentLengthAreAccepted) {
   EXPECT_GT(largest, 20 * smallest);
 }
 
-// Late pushes are refused by the dozen, as --push-weight says, and the run goes on.
+// S9: late pushes are refused by the dozen, as --push-weight says, and the run goes on.
 TEST_F(LocalSgdCli, RefusalsOfLatePushesEndNoRun) {
   expect(four_ + "--device-speeds 100,100,100,1 --push-weight polythres:0 --steps 360", 0);
   int64_t in_a_row = 0, most = 0;
