@@ -40,7 +40,6 @@ class Work {
   virtual bool at_rest() const { return true; }
 
   /// Completes what is being computed; then tensors() and add_state() are what a save needs.
-  /// Error if they are not whole any more.
   virtual void settle() {}
   virtual void add_state(Json& state) = 0;
   /// Of state.json; model() holds its weights, begin() was called. The tensors follow.
@@ -48,7 +47,7 @@ class Work {
   virtual std::vector<StateTensor> tensors() = 0;
 
   virtual std::map<std::string, int64_t> memory_table() const = 0;
-  virtual int64_t peak_bytes() const = 0;  ///< on its device
+  virtual int64_t peak_bytes() const = 0;     ///< on its device
   virtual std::string next_rate() const = 0;  ///< for the console, after a resume
   /// The session is over: its last records, and files beside the log at `log_path`.
   virtual void end(const std::string& log_path) { (void)log_path; }
