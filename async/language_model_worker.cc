@@ -48,8 +48,8 @@ Round LanguageModelWorker::train(const Job& job, std::span<const float> start, b
   TrainLoader loader(*corpus_, int(B), int(T), uint64_t(options_.seed), job.shard,
                      int(options_.local.workers));
   loader.seek(first);
-  LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, loader, schedule_of(options_), B, T,
-                       options_.grad_accum);
+  LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, nullptr, loader,
+                       schedule_of(options_), B, T, options_.grad_accum);
   Round round;
   while (loader.position() < end) {
     const Clock::time_point begin = Clock::now();

@@ -99,6 +99,7 @@ ModelConfig resolve_model(Options& o, int data_vocab) {
   validate(c);
   o.arch = c.arch_name(), o.layers = c.L, o.width = c.C, o.heads = c.NH, o.kv_heads = c.NKV,
   o.head_dim = c.HS;
+  resolve_method(o, c);
   o.ffn = c.F, o.vocab = c.V, o.seq_len = c.T, o.tied = c.tied ? "true" : "false";
   return c;
 }
@@ -138,19 +139,33 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                                    .recompute = o.recompute == "block",
                                    .training = training,
                                    .cache = o.sampling(),
-                                   .threads = int(o.threads)};
+                                   .threads = int(o.threads),
+                                   .matrices = matrix_plan(o)};
   parts.model = std::make_unique<Model>(ops, config, model_options);
   if (!training) return parts;
   Model* model = parts.model.get();
   const ParamAccess access{&model->table(), [model](int i) { return model->parameter(i); },
-                           [model](int i) { return model->compute_copy(i); }};
+                           [model](int i) { return model->compute_copy(i); },
+                           [model](int i) { return model->rule(i); }};
   const AdamWConfig adamw{o.beta1,        o.beta2,          o.adam_eps,
                           o.weight_decay, uint64_t(o.seed), o.optimizer == "adamw8bit" ? 8 : 32};
-  parts.optimizer = std::make_unique<AdamW>(ops, access, adamw);
+  Updater* updater = nullptr;
+  if (o.method.method == "galore") {
+    parts.optimizer =
+        std::make_unique<GaLore>(ops, access, galore_config(o, adamw, model->table()));
+    updater = parts.optimizer.get();
+  } else {
+    auto adam = std::make_unique<AdamW>(ops, access, adamw);
+    updater = adam.get();
+    if (o.method.factors() && o.method.refreshes()) {
+      parts.refresh = std::make_unique<Refresh>(*model, *adam, refresh_config(o));
+      updater = parts.refresh.get();
+    }
+    parts.optimizer = std::move(adam);
+  }
   if (o.per_layer_updates)
-    parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *parts.optimizer);
-  else
-    parts.sink = std::make_unique<FullGradSink>(ops, model->table(), *parts.optimizer, o.grad_clip);
+    parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *updater);
+  else parts.sink = std::make_unique<FullGradSink>(ops, model->table(), *updater, o.grad_clip);
   return parts;
 }
 
@@ -171,7 +186,7 @@ int64_t local_sgd_bytes(const Options& o, const ParamTable& table) {
 void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
   int64_t embedding = 0, matrices = 0, rest = 0;
   for (const Param& p : table.params()) {
-    if (p.segment == Segment::frozen) continue;
+    if (p.role == Role::constant || p.role == Role::factor) continue;
     const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
     const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
     (vocabulary || p.role == Role::position ? embedding

@@ -48,7 +48,7 @@ class Work {
   virtual std::vector<StateTensor> tensors() = 0;
 
   virtual std::map<std::string, int64_t> memory_table() const = 0;
-  virtual int64_t peak_bytes() const = 0;  ///< on its device
+  virtual int64_t peak_bytes() const = 0;     ///< on its device
   virtual std::string next_rate() const = 0;  ///< for the console, after a resume
   /// The session is over: its last records, and files beside the log at `log_path`.
   virtual void end(const std::string& log_path) { (void)log_path; }
@@ -60,7 +60,7 @@ class PlainTraining final : public Work {
   PlainTraining(const WorkEnvironment& environment, Ops& ops, TrainLoader& loader);
 
   Model& model() override { return *parts_.model; }
-  void begin() override {}
+  void begin() override;
   bool advance() override;
   int64_t step() const override { return trainer_.steps_done(); }
   int64_t tokens() const override { return tokens_; }
@@ -73,6 +73,7 @@ class PlainTraining final : public Work {
 
  private:
   void log(const StepResult& result);
+  void log(const MergeRecord& record);
 
   const WorkEnvironment e_;
   Ops& ops_;

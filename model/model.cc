@@ -2,13 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "core/philox.h"
 #include "core/threads.h"
+#include "model/low_rank.h"
 
 namespace loqal {
 
 namespace {
+
+void fill_normal(ThreadPool& pool, const PhiloxStream& stream, double deviation,
+                 std::span<float> out) {
+  pool.chunks(int64_t(out.size()), 1 << 14, [&](int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; k++)
+      out[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
+  });
+}
 
 // Rows of logits that exist at a time: about 64 MiB, in equal chunks.
 int64_t logit_rows(int64_t N, int64_t V) {
@@ -20,7 +30,11 @@ int64_t logit_rows(int64_t N, int64_t V) {
 }  // namespace
 
 Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
-    : ops_(ops), config_(config), options_(options), last_{ops, {}, 0, 0} {
+    : ops_(ops),
+      config_(config),
+      options_(options),
+      table_(options.matrices),
+      last_{ops, {}, 0, 0} {
   const bool gpt2 = config.arch == Arch::gpt2;
   const int last_group = int(config.L) + 1;
   wte_ = table_.add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight",
@@ -41,7 +55,7 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   master_ = ops.alloc((fp32 ? table_.elements() : table_.vector_elements()) * 4, "weights");
   if (options.X == DType::BF16)
     copy_ = ops.alloc(table_.elements() * 2, fp32 ? "weights (bf16 copy)" : "weights");
-  frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
+  frozen_ = ops.alloc(table_.frozen_bytes(), low_rank() ? "weights (frozen)" : "constants");
   if (options.cache)
     cache_ =
         ops.alloc(2 * config.L * config.T * config.NKV * config.HS * int64_t(size_of(options.X)),
@@ -51,17 +65,20 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   carve(largest, nullptr, nullptr);
   kept_ = ops.alloc(kept_bytes_, "activations");
   scratch_ = ops.alloc(scratch_bytes_, "scratch");
-  if (rope_ < 0 || ops.dry()) return;
-  std::vector<float> rotary(size_t(config.T * config.HS));
-  const int64_t half = config.HS / 2;
-  for (int64_t t = 0; t < config.T; t++)
+  if (rope_ >= 0 && !ops.dry()) upload_rotary();
+}
+
+void Model::upload_rotary() {
+  std::vector<float> rotary(size_t(config_.T * config_.HS));
+  const int64_t half = config_.HS / 2;
+  for (int64_t t = 0; t < config_.T; t++)
     for (int64_t i = 0; i < half; i++) {
       const double angle =
-          double(t) * std::pow(double(config.rope_theta), -2.0 * double(i) / double(config.HS));
-      rotary[size_t(t * config.HS + i)] = float(std::cos(angle));
-      rotary[size_t(t * config.HS + half + i)] = float(std::sin(angle));
+          double(t) * std::pow(double(config_.rope_theta), -2.0 * double(i) / double(config_.HS));
+      rotary[size_t(t * config_.HS + i)] = float(std::cos(angle));
+      rotary[size_t(t * config_.HS + half + i)] = float(std::sin(angle));
     }
-  ops.upload(table_.view(rope_, frozen_.data(), DType::F32), rotary.data());
+  ops_.upload(table_.frozen(rope_, frozen_.data()), rotary.data());
 }
 
 void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
@@ -80,16 +97,36 @@ void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
     g_ = kept.take(X, N, C);
     dh_ = kept.take(X, N, C);
   }
-  const int64_t mark = kept.used();
+  carve_low_rank(N, scratch);
+  const int64_t mark = kept.used(), blocks = scratch.used();
   for (const auto& block : blocks_) {
     if (options_.recompute || !options_.training) kept.rewind(mark);
-    scratch.rewind(0);
+    scratch.rewind(blocks);
     block->carve(run, kept, scratch);
+  }
+  if (low_rank() && options_.training) {
+    scratch.rewind(0);
+    workspace_ = scratch.take(DType::F32, 1, refresh_elements(table_));
   }
   scratch.rewind(0);
   logits_ = scratch.take(DType::F32, logit_rows(N, config_.V), config_.V);
   kept_bytes_ = kept.high();
   scratch_bytes_ = scratch.high();
+}
+
+void Model::carve_low_rank(int64_t N, Arena& scratch) {
+  if (!low_rank()) return;
+  int64_t weight = 0, factor = 0, rank = 0;
+  for (const Param& p : table_.params()) {
+    if (p.role == Role::matrix) weight = std::max(weight, p.numel());
+    if (p.role == Role::factor && !p.trainable()) factor = std::max(factor, p.numel());
+    if (p.role == Role::factor) rank = std::max(rank, std::min(p.rows(), p.cols()));
+  }
+  if (options_.training && table_.plan().kind == MatrixPlan::Kind::projected)
+    rank += kOversampling;  // of a sketch
+  low_rank_.weight = scratch.take(options_.X, 1, weight);
+  low_rank_.factor = scratch.take(options_.X, 1, factor);
+  low_rank_.projected = scratch.take(options_.X, N, rank);
 }
 
 int64_t Model::real_rows(int index) const {
@@ -111,7 +148,14 @@ Tensor Model::parameter(int index) const {
 }
 
 void Model::set_parameter(int index, const std::vector<float>& values) {
-  const Tensor p = parameter(index);
+  if (table_[index].format) {
+    const Buffer memory = ops_.alloc(table_[index].numel() * 4, "scratch");
+    const Tensor x(memory.as<float>(), table_[index].rows(), table_[index].cols());
+    ops_.upload(x, values.data());
+    return write(index, x);
+  }
+  const Tensor p =
+      table_[index].trainable() ? parameter(index) : table_.frozen(index, frozen_.data());
   LOQAL_ASSERT(int64_t(values.size()) == p.numel(), table_[index].name);
   if (p.dtype == DType::F32) return ops_.upload(p, values.data());
   std::vector<bf16> slab;  // the host holds the tensor once already
@@ -123,8 +167,74 @@ void Model::set_parameter(int index, const std::vector<float>& values) {
   }
 }
 
+Tensor Model::held(int index) const {
+  const Param& p = table_[index];
+  if (p.format) return quantized(index).blob();
+  if (!p.trainable()) return table_.frozen(index, frozen_.data());
+  return parameter(index).row_slice(0, real_rows(index));
+}
+
+QTensor Model::quantized(int index) const { return table_.quantized(index, frozen_.data()); }
+
+void Model::read(int index, const Tensor& to) {
+  if (table_[index].format) ops_.dequantize(to, quantized(index));
+  else if (table_[index].trainable()) ops_.copy(to, parameter(index));
+  else ops_.copy(to, table_.frozen(index, frozen_.data()));
+}
+
+void Model::write(int index, const Tensor& from) {
+  const Param& p = table_[index];
+  if (p.format) {
+    const bool factor = p.role == Role::factor;
+    ops_.quantize(quantized(index), from, factor ? Rounding::nearest : table_.plan().rounding,
+                  PhiloxStream(table_.plan().seed, Purpose::merge, 1, uint32_t(p.id)));
+  } else if (!p.trainable()) {
+    ops_.copy(table_.frozen(index, frozen_.data()), from);
+  } else {
+    ops_.copy(parameter(index), from);
+    if (const Tensor copy = compute_copy(index)) ops_.copy(copy, from);
+  }
+}
+
+void Model::effective(int weight, const Tensor& w, const Tensor& u, const Tensor& d) {
+  read(weight, w);
+  read(weight + 1, u);  // LowRank's order
+  read(weight + 2, d);
+  ops_.matmul(w, u, d, {.accumulate = true});
+}
+
+std::vector<float> Model::effective(int index) {
+  const Param& p = table_[index];
+  const bool low_rank = !p.trainable();
+  const int64_t n = p.numel(),
+                factors = low_rank ? (p.rows() + p.cols()) * table_[index + 1].cols() : 0;
+  const Buffer memory = ops_.alloc((n + factors) * 4, "scratch");
+  const Tensor w(memory.as<float>(), p.rows(), p.cols());
+  if (low_rank) {
+    const int64_t R = table_[index + 1].cols();
+    const Tensor u(w.as<float>() + n, p.rows(), R), d(u.as<float>() + u.numel(), R, p.cols());
+    effective(index, w, u, d);
+  } else {
+    read(index, w);
+  }
+  std::vector<float> host(static_cast<size_t>(n));
+  ops_.download(host.data(), w);
+  return host;
+}
+
+void Model::merge_factors() {
+  for (int i = 0; i < table_.size(); i++) {
+    if (table_[i].role != Role::matrix || table_[i].trainable()) continue;
+    set_parameter(i, effective(i));
+    for (const int factor : {i + 1, i + 2})
+      set_parameter(factor, std::vector<float>(size_t(table_[factor].numel()), 0.0f));
+  }
+  refresh_compute_copy();
+}
+
 Tensor Model::compute_copy(int index) const {
-  return copy_.bytes() && options_.P == DType::F32 ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
+  return copy_.bytes() && options_.P == DType::F32 ? table_.view(index, copy_.data(), DType::BF16)
+                                                   : Tensor{};
 }
 
 void Model::refresh_compute_copy() {
@@ -133,37 +243,58 @@ void Model::refresh_compute_copy() {
   ops_.copy(Tensor(copy_.as<bf16>(), 1, n), Tensor(master_.as<float>(), 1, n));
 }
 
-void Model::init_random(uint64_t seed) {
+std::vector<float> Model::random_values(int index, uint64_t seed) const {
+  const Param& p = table_[index];
+  std::vector<float> host(size_t(p.numel()), p.role == Role::norm ? 1.0f : 0.0f);
+  if (p.shape.size() == 1) return host;
   ThreadPool pool(options_.threads > 0 ? options_.threads : usable_cpus());
-  std::vector<float> host;
-  for (int i = 0; i < table_.size(); i++) {
+  const bool into_residual =
+      config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
+  const double deviation = into_residual ? 0.02 / std::sqrt(2.0 * double(config_.L)) : 0.02;
+  fill_normal(pool, PhiloxStream(seed, Purpose::init, 0, uint32_t(p.id)), deviation,
+              {host.data(), size_t(real_rows(index) * p.cols())});
+  return host;
+}
+
+void Model::init_random(uint64_t seed) {
+  for (int i = 0; i < table_.size(); i++)
+    if (table_[i].role != Role::constant && table_[i].role != Role::factor)
+      set_parameter(i, random_values(i, seed));
+  init_factors(seed);
+  refresh_compute_copy();
+}
+
+void Model::init_factors(int weight, uint64_t seed, int64_t step) {
+  ThreadPool pool(options_.threads > 0 ? options_.threads : usable_cpus());
+  for (int i = weight + 1; i <= weight + 2; i++) {
     const Param& p = table_[i];
-    if (p.segment == Segment::frozen) continue;
-    host.assign(size_t(p.numel()), p.role == Role::norm ? 1.0f : 0.0f);
-    if (p.shape.size() == 2) {
-      const bool into_residual =
-          config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
-      const double deviation = into_residual ? 0.02 / std::sqrt(2.0 * double(config_.L)) : 0.02;
-      const PhiloxStream stream(seed, Purpose::init, 0, uint32_t(i));
-      pool.chunks(real_rows(i) * p.cols(), 1 << 14, [&](int64_t first, int64_t last) {
-        for (int64_t k = first; k < last; k++)
-          host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
-      });
-    }
+    std::vector<float> host(size_t(p.numel()), 0.0f);
+    if (options_.matrices.kind == MatrixPlan::Kind::lora && i == weight + 2)
+      fill_normal(pool, PhiloxStream(seed, Purpose::factor, 0, uint32_t(p.id), uint64_t(step)),
+                  options_.matrices.scale / std::sqrt(double(p.cols())), host);
     set_parameter(i, host);
   }
-  refresh_compute_copy();
+}
+
+void Model::init_factors(uint64_t seed) {
+  for (int i = 0; i < table_.size(); i++)
+    if (table_[i].role == Role::matrix && !table_[i].trainable()) init_factors(i, seed, 0);
+}
+
+Weights Model::weights() const {
+  return {&table_,        master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
+          frozen_.data(), options_.X,     options_.P != DType::F32};
 }
 
 Run Model::begin(const int32_t* tokens, int64_t B, int64_t T) {
   LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ",
                T);
-  const Weights weights{&table_, master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
-                        frozen_.data(), options_.X, options_.P != DType::F32};
-  const Run run{ops_, weights, B, T};
+  Run run{ops_, weights(), B, T};
   carve(run, kept_.data(), scratch_.data());
+  run.low_rank = low_rank_;
+  run.probe = probe_;
   ops_.upload(tokens_, tokens);
-  last_.weights = weights, last_.B = B, last_.T = T;
+  last_.weights = run.weights, last_.B = B, last_.T = T;
   return run;
 }
 
