@@ -1,4 +1,4 @@
-// What is printed of a low-rank method.
+// What a run prints of its model, method and memory.
 #include <algorithm>
 #include <iomanip>
 
@@ -6,6 +6,45 @@
 #include "core/format.h"
 
 namespace loqal {
+
+void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
+  int64_t embedding = 0, matrices = 0, rest = 0;
+  for (const Param& p : table.params()) {
+    if (p.role == Role::constant || p.role == Role::factor) continue;
+    const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
+    const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
+    (vocabulary || p.role == Role::position ? embedding
+     : p.role == Role::matrix               ? matrices
+                                            : rest) += n;
+  }
+  const auto millions = [](int64_t n) { return double(n) / 1e6; };
+  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset
+      << "): " << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
+  if (c.NKV != c.NH) out << " (" << c.NKV << " key/value)";
+  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T
+      << "\n"
+      << "parameters  " << millions(embedding + matrices + rest) << " M: " << millions(matrices)
+      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, "
+      << millions(rest) << " M in norms and biases\n";
+  out.unsetf(std::ios::floatfield);
+}
+
+void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server) {
+  const auto line = [&](const std::string& name, int64_t bytes) {
+    out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << std::fixed
+        << std::setprecision(1) << double(bytes) / (1 << 20) << " MiB\n";
+  };
+  out << "memory\n";
+  int64_t total = program + server;
+  for (const auto& [category, bytes] : ops.memory_table()) {
+    if (bytes) line(category, bytes);
+    total += bytes;
+  }
+  if (server) line("server and start weights", server);
+  if (program) line("program and staging", program);
+  line("total", total);
+  out.unsetf(std::ios::floatfield);
+}
 
 namespace {
 

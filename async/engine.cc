@@ -57,7 +57,10 @@ Commit Engine::next() {
   Flight& flight = flights_[size_t(worker)];
   await(worker);
   Commit commit{*arrival, std::move(flight.round), {}};
-  Push push{.worker = worker, .staleness = arrival->staleness(), .failure = commit.round.failure};
+  Push push{.worker = worker,
+            .steps = arrival->job.steps,
+            .staleness = arrival->staleness(),
+            .failure = commit.round.failure};
   if (push.failure.empty()) push.delta = trainers_[size_t(worker)]->delta();
   if (config_.keep_starts) push.start = flight.start;
   flight.start = nullptr;  // so that the server need not copy weights that nobody uses any more
@@ -70,6 +73,13 @@ Commit Engine::next() {
 void Engine::finish_rounds() {
   for (int w = 0; w < scheduler_.workers(); w++)
     if (scheduler_.running(w)) await(w);
+}
+
+int Engine::unfinished_rounds() const {
+  int rounds = 0;
+  for (int w = 0; w < scheduler_.workers(); w++)
+    rounds += scheduler_.running(w) && !flights_[size_t(w)].computed;
+  return rounds;
 }
 
 Json Engine::state() const {

@@ -47,6 +47,7 @@ class Engine {
   /// Computes all rounds in flight. Then state() and the trainers' delta() and optimizers are all
   /// that is to be saved of them.
   void finish_rounds();
+  int unfinished_rounds() const;  ///< in flight, that finish_rounds() may have to wait for
   Json state() const;
   /// After the scheduler was restored, whose running jobs are taken as computed: the caller puts
   /// their deltas, and starts if pushes carry them, into place.

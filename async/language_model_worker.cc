@@ -6,13 +6,14 @@ namespace loqal {
 
 LanguageModelWorker::LanguageModelWorker(std::unique_ptr<Ops> ops, const ModelConfig& config,
                                          const Options& options, std::unique_ptr<Corpus> corpus,
-                                         const std::atomic<bool>& stop)
+                                         const std::atomic<bool>& stop, std::mutex* turn)
     : ops_(std::move(ops)),
       parts_(build_parts(*ops_, config, options, true)),
       corpus_(std::move(corpus)),
       config_(config),
       options_(options),
       stop_(stop),
+      turn_(turn),
       delta_(size_t(options.device == "cpu" ? 0 : size())) {}
 
 // Offsets and gaps are the table's; its first tensor is a trainable one at offset 0.
@@ -40,6 +41,7 @@ std::span<float> LanguageModelWorker::delta() {
 
 Round LanguageModelWorker::train(const Job& job, std::span<const float> start, bool fresh) {
   using Clock = std::chrono::steady_clock;
+  const auto turn = turn_ ? std::unique_lock(*turn_) : std::unique_lock<std::mutex>();
   if (fresh) parts_.optimizer->reset();
   set_weights(start);
   const int64_t B = options_.batch_size, T = config_.T;

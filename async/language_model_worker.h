@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "async/local_trainer.h"
 #include "async/setup.h"
@@ -13,8 +14,10 @@ namespace loqal {
 class LanguageModelWorker final : public Trainer {
  public:
   /// `corpus` is this worker's own. `stop` ends a round early, whose result nobody will use then.
+  /// `turn` is held during a round, by turns with other workers of the same device; may be null.
   LanguageModelWorker(std::unique_ptr<Ops> ops, const ModelConfig& config, const Options& options,
-                      std::unique_ptr<Corpus> corpus, const std::atomic<bool>& stop);
+                      std::unique_ptr<Corpus> corpus, const std::atomic<bool>& stop,
+                      std::mutex* turn);
 
   Round train(const Job& job, std::span<const float> start, bool fresh) override;
   std::span<float> delta() override;
@@ -36,6 +39,7 @@ class LanguageModelWorker final : public Trainer {
   const ModelConfig config_;
   const Options options_;
   const std::atomic<bool>& stop_;
+  std::mutex* turn_;
   std::vector<float> delta_;  // on the host, for a device with memory of its own
 };
 

@@ -12,7 +12,7 @@ namespace loqal {
 namespace {
 
 // On a CPU as many rounds at once as there are threads, and threads left over go to each worker's
-// operations. On a GPU the workers take turns.
+// operations. On a GPU its workers take turns.
 int64_t threads_of(const Options& o) { return o.threads > 0 ? o.threads : usable_cpus(); }
 
 Options options_of_worker(const Options& o) {
@@ -26,12 +26,17 @@ Options options_of_worker(const Options& o) {
 LocalSgd::LocalSgd(const WorkEnvironment& e,
                    const std::function<std::unique_ptr<Corpus>()>& open_corpus)
     : e_(e),
-      threads_(e.options.device == "cpu" ? std::min(threads_of(e.options), e.options.local.workers)
-                                         : 1) {
+      threads_(std::min(e.options.device == "cpu" ? threads_of(e.options)
+                                                  : int64_t(e.options.gpus.size()),
+                        e.options.local.workers)),
+      turns_(e.options.gpus.size()) {
   Options mine = options_of_worker(e.options);
-  for (int64_t w = 0; w < e.options.local.workers; w++)
-    workers_.push_back(std::make_unique<LanguageModelWorker>(make_device(mine, false), e.config,
-                                                             mine, open_corpus(), stop_));
+  for (int64_t w = 0; w < e.options.local.workers; w++) {
+    const size_t device = size_t(w) % mine.gpus.size();
+    workers_.push_back(std::make_unique<LanguageModelWorker>(
+        make_device(mine, false, mine.gpus[device]), e.config, mine, open_corpus(), stop_,
+        mine.device == "cpu" ? nullptr : &turns_[device]));
+  }
   payload_ = workers_[0]->model().parameter_count() * int64_t(sizeof(float));
   scheduler_ = std::make_unique<Scheduler>(schedule_config(e.options, payload_));
 }
@@ -82,7 +87,7 @@ bool LocalSgd::advance() {
   log_steps(commit, before);
   log_push(commit, std::chrono::duration<double>(Clock::now() - begin).count());
   const int64_t many = std::max<int64_t>(16, 4 * e_.options.local.workers);
-  if (server_->refused_in_a_row() >= many)
+  if (server_->distrusted_in_a_row() >= many)
     fail_nonfinite(cat("the last ", many, " pushes were refused: ", commit.verdict.reason),
                    "a lower --lr or --outer-lr may help");
   return true;
@@ -159,6 +164,10 @@ void LocalSgd::log_push(const Commit& commit, double seconds) {
 
 void LocalSgd::settle() {
   if (!broken_) {
+    const int rounds = engine_->unfinished_rounds();
+    if (rounds > 0 && stop_signal())
+      e_.console->line(cat("finishing ", rounds, rounds == 1 ? " round that is" : " rounds that are",
+                           " being computed, to save them; a second signal would lose them"));
     try {
       engine_->finish_rounds();
     } catch (...) {

@@ -2,7 +2,9 @@
 // and writes what each push did to the log.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <memory>
+#include <mutex>
 
 #include "async/engine.h"
 #include "async/language_model_worker.h"
@@ -40,6 +42,7 @@ class LocalSgd final : public Work {
 
   const WorkEnvironment e_;
   int64_t threads_;  // that compute rounds
+  std::deque<std::mutex> turns_;  // of each GPU
   std::vector<std::unique_ptr<LanguageModelWorker>> workers_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;

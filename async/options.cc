@@ -1,5 +1,7 @@
 #include "async/options.h"
 
+#include <algorithm>
+#include <charconv>
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <limits>
@@ -78,8 +80,8 @@ void add_all(OptionTable& t, Options& o) {
   add_method(t, o.method);
   add_local_sgd(t, o.local);
   t.section("device");
-  t.choice("--device", o.device, {"auto", "cpu", "cuda"},
-           "auto: the GPU where there is one that can be used", call);
+  t.text("--device", o.device,
+         "auto, cpu or cuda; cuda:1; with --workers also several: cuda:0,cuda:1", call);
   t.integer("--threads", o.threads, 0, 4096, "CPU threads; 0: all", call);
   t.choice("--precision", o.precision, {"auto", "fp32", "bf16"},
            "auto: bf16 where the hardware has it", trajectory);
@@ -165,6 +167,33 @@ void refuse_unused(const Options& o, const std::set<std::string>& typed) {
       fail_usage(cat(name, " is not used by ", command), "leave it out");
 }
 
+// "cuda:0,cuda:1" becomes cuda and the numbers.
+void complete_device(Options& o) {
+  const std::string text = o.device;
+  if (text == "auto" || text == "cpu" || text == "cuda") return;
+  o.gpus.clear();
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    int gpu = -1;
+    const char* last = name.data() + name.size();
+    const bool number = name.starts_with("cuda:") &&
+                        std::from_chars(name.data() + 5, last, gpu).ptr == last && gpu >= 0;
+    if (!number || gpu > 1023)
+      fail_usage(cat("--device ", text, ": \"", name, "\" is no device"),
+                 "choose auto, cpu, cuda, or GPUs by number: cuda:0,cuda:1");
+    if (std::find(o.gpus.begin(), o.gpus.end(), gpu) != o.gpus.end())
+      fail_usage(cat("--device ", text, ": ", name, " stands there twice"));
+    o.gpus.push_back(gpu);
+    begin = end + 1;
+  }
+  if (int64_t(o.gpus.size()) > o.local.workers)
+    fail_usage(cat("--device ", text, ": ", o.gpus.size(), " devices for ", o.local.workers,
+                   o.local.workers == 1 ? " worker" : " workers"),
+               "several devices are for several workers of Local-SGD: --workers");
+  o.device = "cuda";
+}
+
 void print_first_steps() {
   std::cout << kVersion
             << ": trains GPT-2- and Llama-type language models.\n\n"
@@ -244,6 +273,7 @@ void complete_options(Options& o) {
   if (o.grad_clip < 0) o.grad_clip = o.per_layer_updates ? 0 : 1;
   complete_local_sgd(o);
   complete_method(o);
+  complete_device(o);
   if (o.warmup < 0) o.warmup = schedule_of(o).steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
   if (o.min_lr > o.lr) fail_usage(cat("--min-lr ", o.min_lr, ": must not be above --lr ", o.lr));

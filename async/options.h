@@ -41,7 +41,8 @@ struct Options {
   MethodOptions method;
   LocalSgdOptions local;
   // device
-  std::string device = "auto", precision = "auto";
+  std::string device = "auto", precision = "auto";  // once complete: auto, cpu or cuda, and
+  std::vector<int> gpus = {0};                      // which of them
   int64_t threads = 0;
   // files
   std::string out = "out", resume, export_to;

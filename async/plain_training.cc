@@ -1,4 +1,5 @@
 #include <chrono>
+#include <utility>
 
 #include "async/signals.h"
 #include "async/work.h"
@@ -32,6 +33,9 @@ bool PlainTraining::advance() {
   result->seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (parts_.refresh)
     for (const MergeRecord& r : parts_.refresh->take_records()) log(r);
+  if (parts_.warnings)
+    for (const std::string& w : std::exchange(*parts_.warnings, {}))
+      e_.console->line("warning: " + w);
   log(*result);
   return true;
 }

@@ -60,7 +60,8 @@ std::string Server::refusal(const Push& push, double norm) const {
   if (too_stale(push)) return cat("staleness ", push.staleness, " is above ", config_.weight.value);
   if (norms_.size() < kNeeded) return "";
   const double usual = median(norms_);
-  if (norm <= kTooLarge * usual) return "";
+  if (norm <= kTooLarge * usual || norm / double(push.steps) <= kTooLarge * median(step_norms_))
+    return "";
   return cat("the norm is more than ", kTooLarge, " times the usual ", usual);
 }
 
@@ -78,8 +79,8 @@ Verdict Server::push(const Push& push) {
   v.reason = refusal(push, v.norm);
   v.accepted = v.reason.empty();
   if (!v.accepted) {
-    refused_in_a_row_++;
     v.distrust = !std::isfinite(v.norm) || !too_stale(push);
+    distrusted_in_a_row_ += v.distrust;
     return v;
   }
   const std::span<const float> momentum = outer_.momentum();
@@ -87,10 +88,10 @@ Verdict Server::push(const Push& push) {
     v.cos_momentum = cosine(g, momentum, v.norm * std::sqrt(dot(momentum, momentum)));
   if (accepted_ > 0) v.cos_previous = cosine(g, previous_, v.norm * norms_.back());
   std::copy(g.begin(), g.end(), previous_.begin());
-  norms_.push_back(v.norm);
-  if (norms_.size() > kRemembered) norms_.pop_front();
+  norms_.push_back(v.norm), step_norms_.push_back(v.norm / double(push.steps));
+  if (norms_.size() > kRemembered) norms_.pop_front(), step_norms_.pop_front();
   accepted_++;
-  refused_in_a_row_ = 0;
+  distrusted_in_a_row_ = 0;
 
   if (config_.delay_compensation > 0) {
     const auto lambda = float(config_.delay_compensation);
@@ -115,17 +116,20 @@ std::vector<std::pair<std::string, std::span<float>>> Server::vectors() {
 
 Json Server::state() const {
   return {{"accepted", accepted_},
-          {"refused_in_a_row", refused_in_a_row_},
+          {"distrusted_in_a_row", distrusted_in_a_row_},
           {"norms", std::vector<double>(norms_.begin(), norms_.end())},
+          {"step_norms", std::vector<double>(step_norms_.begin(), step_norms_.end())},
           {"pending", outer_.pending()},
           {"outer_steps", outer_.steps()}};
 }
 
 void Server::restore(const Json& state, const std::string& where) {
   accepted_ = get<int64_t>(state, "accepted", where);
-  refused_in_a_row_ = get<int64_t>(state, "refused_in_a_row", where);
-  const auto norms = get<std::vector<double>>(state, "norms", where);
+  distrusted_in_a_row_ = get<int64_t>(state, "distrusted_in_a_row", where);
+  const auto norms = get<std::vector<double>>(state, "norms", where),
+             step_norms = get<std::vector<double>>(state, "step_norms", where);
   norms_.assign(norms.begin(), norms.end());
+  step_norms_.assign(step_norms.begin(), step_norms.end());
   outer_.set_counters(get<int64_t>(state, "pending", where),
                       get<int64_t>(state, "outer_steps", where));
 }

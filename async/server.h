@@ -19,6 +19,7 @@ using Snapshot = std::shared_ptr<const std::vector<float>>;
 /// What a worker sends after a round.
 struct Push {
   int worker = 0;
+  int64_t steps = 1;       ///< of the round
   int64_t staleness = 0;   ///< pushes that the server handled since the worker's pull
   std::span<float> delta;  ///< start - end; the server may use it as scratch memory
   Snapshot start;          ///< for delay compensation only
@@ -69,9 +70,10 @@ class Server final : public ServerLink {
   Server(const ServerConfig& config, std::vector<float> weights);
 
   Snapshot pull() override { return weights_; }
-  /// Refused, with nothing changed: a failed round; a norm that is not finite, or more than 10
-  /// times the median of the last 64 accepted ones once there are 8; under polythres what is too
-  /// stale.
+  /// Refused, with nothing changed: a failed round; a norm that is not finite; once there are 8
+  /// accepted ones, a norm more than 10 times the median of the last 64, and so for its steps too:
+  /// with DyLU rounds differ in length, and the norm grows between the root of their number (a
+  /// random walk) and the number; under polythres what is too stale.
   Verdict push(const Push& push) override;
   void end_round() override;
 
@@ -79,7 +81,8 @@ class Server final : public ServerLink {
   /// For a resume.
   std::vector<float>& mutable_weights() { return *weights_; }
   int64_t accepted() const { return accepted_; }
-  int64_t refused_in_a_row() const { return refused_in_a_row_; }
+  /// For what they are, not for being late.
+  int64_t distrusted_in_a_row() const { return distrusted_in_a_row_; }
 
   /// Every vector besides the weights, by name, and the counters.
   std::vector<std::pair<std::string, std::span<float>>> vectors();
@@ -98,8 +101,8 @@ class Server final : public ServerLink {
   std::shared_ptr<std::vector<float>> weights_;
   std::vector<float> previous_;  // the last accepted push
   OuterOptimizer outer_;
-  std::deque<double> norms_;  // of the last accepted pushes
-  int64_t accepted_ = 0, refused_in_a_row_ = 0;
+  std::deque<double> norms_, step_norms_;  // of the last accepted pushes; norm / steps
+  int64_t accepted_ = 0, distrusted_in_a_row_ = 0;
 };
 
 }  // namespace loqal

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iomanip>
 
 #include "core/file.h"
 #include "core/threads.h"
@@ -122,10 +121,10 @@ void resolve_batch(Options& o, const ModelConfig& c) {
                    " passes, which contradicts --per-layer-updates"));
 }
 
-std::unique_ptr<Ops> make_device(Options& o, bool dry) {
+std::unique_ptr<Ops> make_device(Options& o, bool dry, int gpu) {
   LOQAL_ASSERT(o.device != "auto", "choose_device comes first");
   const bool cuda = o.device == "cuda";
-  auto ops = cuda ? make_cuda_ops(0, dry) : make_cpu_ops(int(o.threads), dry);
+  auto ops = cuda ? make_cuda_ops(gpu, dry) : make_cpu_ops(int(o.threads), dry);
   if (o.precision == "auto")
     o.precision = cuda || ops->has_fast_bf16() || o.param_dtype == "bf16" ? "bf16" : "fp32";
   return ops;
@@ -151,8 +150,14 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                           o.weight_decay, uint64_t(o.seed), o.optimizer == "adamw8bit" ? 8 : 32};
   Updater* updater = nullptr;
   if (o.method.method == "galore") {
-    parts.optimizer =
-        std::make_unique<GaLore>(ops, access, galore_config(o, adamw, model->table()));
+    parts.warnings = std::make_unique<std::vector<std::string>>();
+    GaLoreConfig galore = galore_config(o, adamw, model->table());
+    galore.on_refresh = [model, warnings = parts.warnings.get()](int i, int64_t,
+                                                                 const BasisReport& basis) {
+      if (!basis.warning.empty())
+        warnings->push_back(cat(model->table()[i].name, ": ", basis.warning));
+    };
+    parts.optimizer = std::make_unique<GaLore>(ops, access, galore);
     updater = parts.optimizer.get();
   } else {
     auto adam = std::make_unique<AdamW>(ops, access, adamw);
@@ -183,45 +188,6 @@ int64_t local_sgd_bytes(const Options& o, const ParamTable& table) {
   return Server::bytes(server_config(o.local), table.elements(), versions);
 }
 
-void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
-  int64_t embedding = 0, matrices = 0, rest = 0;
-  for (const Param& p : table.params()) {
-    if (p.role == Role::constant || p.role == Role::factor) continue;
-    const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
-    const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
-    (vocabulary || p.role == Role::position ? embedding
-     : p.role == Role::matrix               ? matrices
-                                            : rest) += n;
-  }
-  const auto millions = [](int64_t n) { return double(n) / 1e6; };
-  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset
-      << "): " << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
-  if (c.NKV != c.NH) out << " (" << c.NKV << " key/value)";
-  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T
-      << "\n"
-      << "parameters  " << millions(embedding + matrices + rest) << " M: " << millions(matrices)
-      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, "
-      << millions(rest) << " M in norms and biases\n";
-  out.unsetf(std::ios::floatfield);
-}
-
-void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server) {
-  const auto line = [&](const std::string& name, int64_t bytes) {
-    out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << std::fixed
-        << std::setprecision(1) << double(bytes) / (1 << 20) << " MiB\n";
-  };
-  out << "memory\n";
-  int64_t total = program + server;
-  for (const auto& [category, bytes] : ops.memory_table()) {
-    if (bytes) line(category, bytes);
-    total += bytes;
-  }
-  if (server) line("server and start weights", server);
-  if (program) line("program and staging", program);
-  line("total", total);
-  out.unsetf(std::ios::floatfield);
-}
-
 namespace {
 
 int64_t number_after(const char* file, const std::string& key) {
@@ -246,9 +212,12 @@ int64_t available_bytes() {
   return available;
 }
 
-// On the GPU what Ops allocates; on the CPU the rest of the process as well.
+// On the GPU what Ops allocates, on that with most workers; on the CPU the rest of the process as
+// well.
 int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, bool training) {
   options.batch_size = batch;
+  const auto gpus = int64_t(options.gpus.size());
+  options.local.workers = (options.local.workers + gpus - 1) / gpus;
   const auto dry = make_device(options, true);
   const std::vector<Parts> parts = build_all_parts(*dry, config, options, training);
   constexpr int64_t driver = int64_t(300) << 20;  // context, code, cuBLAS
@@ -256,6 +225,13 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   const ParamTable& table = parts[0].model->table();
   return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(table) +
          (training ? local_sgd_bytes(options, table) : 0);
+}
+
+// Of that GPU which has least.
+int64_t free_bytes(const Options& o) {
+  int64_t least = cuda_free_bytes(o.gpus[0]);
+  for (const int gpu : o.gpus) least = std::min(least, cuda_free_bytes(gpu));
+  return least;
 }
 
 }  // namespace
@@ -280,7 +256,7 @@ int64_t staging_bytes(const ParamTable& table) {
 void check_memory(const ModelConfig& config, const Options& o, bool training) {
   const bool cuda = o.device == "cuda";
   const int64_t needed = total_bytes(config, o, o.batch_size, training),
-                available = cuda ? cuda_free_bytes() : available_bytes();
+                available = cuda ? free_bytes(o) : available_bytes();
   if (needed <= available || available <= 0) return;
   int64_t fits = 0;
   for (int64_t low = 1, high = o.batch_size - 1; low <= high;) {
@@ -298,7 +274,11 @@ void check_memory(const ModelConfig& config, const Options& o, bool training) {
 
 std::string choose_device(Options& o, const ModelConfig& config, bool training) {
   if (o.device == "cpu") return "";
-  const CudaStatus gpu = cuda_status();
+  CudaStatus gpu = cuda_status(o.gpus[0]);
+  for (size_t i = 1; i < o.gpus.size() && gpu.usable; i++) {
+    const CudaStatus other = cuda_status(o.gpus[i]);
+    gpu = {other.usable, other.usable ? gpu.text + "; " + other.text : other.text};
+  }
   constexpr int64_t widest = 128;  // of ops/cuda/attention
   if (o.device == "cuda" && config.HS > widest)
     fail_usage(cat("--device cuda: heads are ", config.HS, " wide, at most ", widest, " can be"),
@@ -314,7 +294,7 @@ std::string choose_device(Options& o, const ModelConfig& config, bool training) 
   Options on_gpu = o;
   on_gpu.device = "cuda";
   const int64_t needed = total_bytes(config, on_gpu, o.batch_size, training),
-                available = cuda_free_bytes();
+                available = free_bytes(o);
   if (needed > available)
     return cat("not the GPU: this needs ", needed >> 20, " MiB of its memory, ", available >> 20,
                " MiB are free");

@@ -36,7 +36,10 @@ std::string choose_device(Options& options, const ModelConfig& config, bool trai
 
 /// The device of choose_device(). Sets --precision to fp32 or bf16 if it is auto. dry: nothing is
 /// started or allocated.
-std::unique_ptr<Ops> make_device(Options& options, bool dry);
+std::unique_ptr<Ops> make_device(Options& options, bool dry, int gpu);
+inline std::unique_ptr<Ops> make_device(Options& options, bool dry) {
+  return make_device(options, dry, options.gpus[0]);
+}
 
 /// Everything that holds memory, in the order of allocation.
 struct Parts {
@@ -44,6 +47,7 @@ struct Parts {
   std::unique_ptr<Optimizer> optimizer;  // these: training only
   std::unique_ptr<Refresh> refresh;      // of loqt and relora
   std::unique_ptr<StepSink> sink;
+  std::unique_ptr<std::vector<std::string>> warnings;  // of GaLore, until somebody prints them
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 

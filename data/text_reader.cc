@@ -25,8 +25,8 @@ std::string separator_of(const ReadOptions& options) {
   return "";
 }
 
-/// "c4-train.00000.json.gz", "x.jsonl". Bytes say what a file is; a name only that a broken first line
-/// is one of JSON, or half a corpus would pass as plain text.
+/// "c4-train.00000.json.gz", "x.jsonl". Bytes say what a file is; a name only that a broken first
+/// line is one of JSON, or half a corpus would pass as plain text.
 bool has_json_name(const std::string& path) {
   return std::filesystem::path(path).filename().string().find(".json") != std::string::npos;
 }

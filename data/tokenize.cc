@@ -57,11 +57,11 @@ class BatchReader {
       source_ = describe_source(path);
       reader_ = std::make_unique<TextReader>(path, options_.read, &skipped_);
     }
-    const auto interrupted = [&] { return options_.read.interrupted && options_.read.interrupted(); };
+    const auto& interrupted = options_.read.interrupted;
     std::string document;
     while (batch->bytes < kBatchBytes) {
       const bool more = reader_->next(&document);
-      if (interrupted()) return false;
+      if (interrupted && interrupted()) return false;
       if (!more) {
         const Source now = describe_source(path);
         if (now.bytes != source_.bytes || now.modified != source_.modified)

@@ -113,12 +113,6 @@ std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& 
   return tensors;
 }
 
-void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer, Json state,
-                     const TokenizerFiles& tokenizer) {
-  state["adam_step"] = optimizer.step_count();
-  save_checkpoint(path, model, optimizer_tensors(model, optimizer), std::move(state), tokenizer);
-}
-
 std::vector<StateTensor> weight_tensors(const Model& model) {
   std::vector<StateTensor> tensors;
   for (int i = 0; i < model.table().size() && model.low_rank(); i++)
@@ -216,13 +210,6 @@ void load_state_tensors(const std::string& path, const std::vector<StateTensor>&
     else std::memcpy(s.tensor.data, data, size_t(found.bytes));
     file.release(static_cast<const std::byte*>(data), found.bytes);
   }
-}
-
-void load_checkpoint(const std::string& path, const Json& state, Model& model,
-                     Optimizer& optimizer) {
-  load_model(path, model);
-  load_state_tensors(path, optimizer_tensors(model, optimizer));
-  optimizer.set_step_count(get<int64_t>(state, "adam_step", path + "/state.json"));
 }
 
 std::vector<int> read_token_ids(const std::string& path, const char* key) {

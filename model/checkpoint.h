@@ -53,9 +53,6 @@ std::vector<StateTensor> weight_tensors(const Model& model);
 /// model.safetensors only if that is asked for.
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
                      Json state, const TokenizerFiles& tokenizer, bool merged = true);
-/// The same with one optimizer, its step count in state.json as "adam_step".
-void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer, Json state,
-                     const TokenizerFiles& tokenizer);
 
 /// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
 /// and tokenizer, written beside and renamed. `stop` is asked between tensors: false, and nothing
@@ -78,9 +75,6 @@ void load_model(const std::string& path, Model& model);
 /// another shape.
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 
-/// Parameters, moments and Adam's step count of a checkpoint whose state was read with the above.
-void load_checkpoint(const std::string& path, const Json& state, Model& model,
-                     Optimizer& optimizer);
 
 /// "bos_token_id" or "eos_token_id" of such a directory's config.json: none, one or several.
 std::vector<int> read_token_ids(const std::string& path, const char* key);

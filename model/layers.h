@@ -33,10 +33,9 @@ class Arena {
 /// The model's parameters as the layers see them.
 struct Weights {
   const ParamTable* table = nullptr;
-  void* master = nullptr;  ///< F32, the trainable segment, or its vectors alone
-  void* compute =
-      nullptr;             ///< the segment in type X: master itself, its BF16 copy, or all there is
-  void* frozen = nullptr;  ///< the frozen segment
+  void* master = nullptr;   ///< F32, the trainable segment, or its vectors alone
+  void* compute = nullptr;  ///< the segment in type X: master itself, or in BF16
+  void* frozen = nullptr;   ///< the frozen segment
   DType X = DType::F32;
   bool vectors_apart = false;  ///< master holds vectors alone
 

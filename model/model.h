@@ -11,7 +11,7 @@
 namespace loqal {
 
 struct ModelOptions {
-  int64_t B = 1;  ///< largest batch of one pass, of sequences up to config.T; 0: weights alone
+  int64_t B = 1;             ///< largest batch of one pass, T up to config.T; 0: weights alone
   DType X = DType::F32;      ///< compute type: F32 or BF16
   DType P = DType::F32;      ///< type of 2-D parameters; BF16: no fp32 master exists, X is BF16
   bool recompute = false;    ///< keep only each block's input; run its forward again in backward
@@ -36,7 +36,7 @@ class Model {
   /// rows, of which V are real.
   Tensor parameter(int index) const;
   /// parameter(index) = values (fp32, all rows), rounded to its type; of a frozen matrix too, which
-  /// is quantized if it is held so. refresh_compute_copy() follows.
+  /// is quantized if it is held so. The caller then calls refresh_compute_copy().
   void set_parameter(int index, const std::vector<float>& values);
   /// Any tensor but a constant as it is held, without the vocabulary's padding, for files:
   /// quantized ones as U8.
@@ -109,6 +109,8 @@ class Model {
   Tensor head_weight(const Run& run) const;
   bool finite(const Tensor& x);
   Weights weights() const;
+  /// Of fp32 parameters, in BF16, for computing.
+  bool has_copy() const { return options_.X == DType::BF16 && options_.P == DType::F32; }
 
   Ops& ops_;
   ModelConfig config_;

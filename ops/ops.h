@@ -204,7 +204,7 @@ class Ops {
   /// AdamW (Loshchilov & Hutter 2019), in PyTorch's order: p -= lr*wd*p;
   /// m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr/(1-b1^t) * m / (sqrt(v/(1-b2^t)) + eps).
   /// p, g, m, v F32 alike; copy BF16 alike = bf16(p), may be empty. p may be BF16 itself, without a
-  /// copy: then it is rounded stochastically, element i with half(i) of args.rounding, for to-nearest
+  /// copy: then it is rounded stochastically, element i by half(i) of args.rounding; to-nearest
   /// would lose every update below 1/512 of p.
   void adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tensor& m, const Tensor& v,
              const AdamWArgs& args);

@@ -39,8 +39,9 @@ void add_product(Ops& ops, const Tensor& w, const Factors& f, const Tensor& b_sc
 UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
                         const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch) {
   UpdateReport report;
+  if (ops.dry()) return report;
   ops.dequantize(w_ref, q);
-  if (ops.dry() || ops.sum_squares(old.B) == 0) return report;
+  if (ops.sum_squares(old.B) == 0) return report;
   add_product(ops, w_ref, old, b_scratch);
   ops.dequantize(scratch, q);
   ops.axpby(scratch, 1, w_ref, -1);  // dW
@@ -60,19 +61,19 @@ double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors
                   const Tensor& b_scratch, const QTensor& q_scratch) {
   const int64_t R = fresh.shape.rank;
   Buffer inverse_memory = ops.alloc(4 * R * R, "refresh");
+  Buffer x_memory = ops.alloc(4 * fresh.B.numel(), "refresh");
+  if (ops.dry()) return 0;
   const Tensor inverse(inverse_memory.as<float>(), R, R);
-  const double norm = ops.dry() ? 1 : ops.sum_squares(w_ref);
+  const Tensor x(x_memory.as<float>(), fresh.B.rows, fresh.B.cols);  // -s B
+  const double norm = ops.sum_squares(w_ref);
   ops.fill(fresh.B, 0);
   subtract(ops, scratch, w_ref, q);
-  const double without = ops.dry() ? 0 : ops.sum_squares(scratch);
-  if (ops.dry() || norm == 0 || without == 0 || iterations == 0)
-    return norm == 0 ? 0 : std::sqrt(without / norm);
-  if (!std::isfinite(without)) return std::sqrt(without / norm);
+  const double without = ops.sum_squares(scratch);
+  if (norm == 0) return 0;
+  if (without == 0 || iterations == 0 || !std::isfinite(without)) return std::sqrt(without / norm);
   gram_inverse(ops, fresh.shape, inverse, fresh.P);
   double best = without;
   QTensor trial = q_scratch, kept = q;
-  Buffer x_memory = ops.alloc(4 * fresh.B.numel(), "refresh");
-  const Tensor x(x_memory.as<float>(), fresh.B.rows, fresh.B.cols);  // -s B
   for (int i = 0; i < iterations; i++) {
     // scratch = w_ref - dq(Q) of the Q at hand: of `kept` at first, then of `trial`.
     project(ops, x, fresh, scratch);

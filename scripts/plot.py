@@ -157,7 +157,8 @@ def draw(axes, panels, runs, names):
 
 def plot(runs, names, output):
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.6), sharey=True, layout="constrained")
-    local = all(math.isfinite(value) for run in runs for value in run["train"]["t_virtual"])
+    times = [value for run in runs for value in run["train"]["t_virtual"]]  # a plain run has none
+    local = bool(times) and all(math.isfinite(value) for value in times)
     panels = LOCAL_SGD_PANELS if local else PANELS
     draw(axes, panels, runs, names)
     for axis, (_, _, label) in zip(axes, panels):

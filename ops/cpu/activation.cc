@@ -35,7 +35,7 @@ void CpuOps::do_gelu_forward(const Tensor& y, const Tensor& x) {
   dispatch(x, [&](auto type) {
     using X = decltype(type);
     for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; r++) 
+      for (int64_t r = first; r < last; r++)
         simd::map(
             x.cols, [](vf v) { return gelu(v); }, y.row<X>(r), x.row<X>(r));
     });

@@ -80,7 +80,8 @@ inline float max_lane(vf v) {
 /// x below -86.99 gives 0 (true values there: less than 1.7e-38, next to the smallest normal
 /// float), NaN stays NaN. Inlined always: a call would load some twenty constants each time.
 [[gnu::always_inline]] inline vf exp(vf x) {
-  const vf low = splat(-87.33654f), high = splat(89.0f);  // n = -126, whose 2^(n-1) is 0; e^89 = inf
+  // At low n is -126, and 2^(n-1) comes out as 0; e^high is infinity.
+  const vf low = splat(-87.33654f), high = splat(89.0f);
   x = low > x ? low : x;
   x = high < x ? high : x;
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer

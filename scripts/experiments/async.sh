@@ -47,6 +47,7 @@ train() {
     --threads "${THREADS:-1}" --resume auto "$@" >>"$dir/output.txt" || {
     local code=$?
     [ $code != 124 ] || out_of_time
+    [ -z "${tuning:-}" ] || [ $code != 3 ] || { diverged=yes && return; }  # a rate that is too high
     tail -n 3 "$dir/output.txt" >&2
     exit $code
   }
@@ -59,15 +60,20 @@ out_of_time() {
 # One run of Local-SGD from the pretrained model: OUT METHOD LEVEL SEED RATE STEPS
 local_sgd() {
   [ -e "$1/done" ] && return
+  diverged=
   # shellcheck disable=SC2046
   train --out "$1" --init "$dir/pretrained" --workers 4 --heterogeneity "$3" --seed "$4" \
     $(options "$2") --outer-lr "$5" --steps "$6" --inner-steps 50 --min-lr 1e-5 --warmup 0 \
     --eval-every 800 --save-every 4000 --keep 1
   rm -rf "$1"/step_*
+  [ -z "$diverged" ] || touch "$1/diverged"
   touch "$1/done"
   echo "$1: $(last_loss "$1")"
 }
-last_loss() { [ ! -e "$1/log.jsonl" ] || sed -n 's/^{"kind":"eval",.*"loss":\([0-9.]*\),.*/\1/p' "$1/log.jsonl" | tail -n 1; }
+last_loss() {
+  if [ -e "$1/diverged" ]; then echo inf && return; fi
+  [ ! -e "$1/log.jsonl" ] || sed -n 's/^{"kind":"eval",.*"loss":\([0-9.]*\),.*/\1/p' "$1/log.jsonl" | tail -n 1
+}
 
 mkdir -p "$dir/tokens" "$dir/text"
 if [ ! -e "$dir/text/train.json" ]; then
@@ -91,7 +97,7 @@ tune() {
   [ -e "$dir/rate_$1" ] && return
   local losses=""
   for rate in "${rates[@]}"; do
-    [ ${#rates[@]} = 1 ] || local_sgd "$dir/tuning/$1/$rate" "$1" very 100 "$rate" $((steps / 8))
+    [ ${#rates[@]} = 1 ] || tuning=yes local_sgd "$dir/tuning/$1/$rate" "$1" very 100 "$rate" $((steps / 8))
     losses+="$(last_loss "$dir/tuning/$1/$rate") $rate"$'\n'
   done
   sort -g <<<"${losses%$'\n'}" | head -n 1 | awk '{ print $NF }' >"$dir/rate.tmp"

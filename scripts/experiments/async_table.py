@@ -16,7 +16,7 @@ import sys
 NAMES = {"sync": "sync DiLoCo", "nesterov": "async Nesterov, weight 1/4", "buffer": "async buffer(4)",
          "dn": "async DN(4, c=0)", "dn_dylu": "async DN(4, c=0) + DyLU"}
 # Student's t, two-sided 95 %, by degrees of freedom.
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def read_run(directory, at):

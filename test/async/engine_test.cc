@@ -293,8 +293,8 @@ TEST(Engine, AnErrorOfAWorkerComesOut) {
   }
 }
 
-// The slowest worker breaks off in wall time while the fastest, whose push is due long before, is in
-// its round: that one is pushed whole.
+// The slowest worker breaks off in wall time while the fastest, whose push is due long before, is
+// in its round: that one is pushed whole.
 TEST(Engine, AnErrorCutsNoOtherRound) {
   std::atomic<bool> failed = false;
   Simulation s(very(false), {}, 2), same(very(false), {}, 1);
@@ -346,6 +346,26 @@ TEST(Server, WeighsAndRefusesByStaleness) {
   EXPECT_FALSE(late.accepted);
   EXPECT_FALSE(late.distrust);
   EXPECT_EQ(late.reason, "staleness 3 is above 2");
+  EXPECT_EQ(s.distrusted_in_a_row(), 0) << "lateness is no sign of a run that breaks down";
+  g[0] = std::nanf("");
+  EXPECT_TRUE(s.push({.delta = g}).distrust);
+  EXPECT_EQ(s.distrusted_in_a_row(), 1);
+}
+
+// A round of 50 steps among rounds of one step is larger than these, but not for its steps; one step
+// of a large learning rate among rounds of 400 is large for one step, but not as a push.
+TEST(Server, MeasuresARoundByItsStepsToo) {
+  for (const int64_t usual : {1, 400}) {
+    Server s({.outer = {.kind = Kind::sgd, .lr = 1}}, {0});
+    const auto push = [&](int64_t steps, float norm) {
+      std::vector<float> g = {norm};
+      return s.push({.steps = steps, .delta = g}).accepted;
+    };
+    for (int i = 0; i < 10; i++) EXPECT_TRUE(push(usual, 1));
+    EXPECT_TRUE(push(usual == 1 ? 50 : 1, usual == 1 ? 50 : 0.05f)) << usual;
+    EXPECT_FALSE(push(usual, 11)) << usual;
+    EXPECT_FALSE(push(usual == 1 ? 50 : 1, usual == 1 ? 501 : 11)) << usual;
+  }
 }
 
 // DC-ASGD by hand: g + L g^2 (now - then).

@@ -42,6 +42,11 @@ TEST_F(OptionsCli, Mistakes) {
       {"--kv-heads 3 --heads 4", {"--kv-heads 3", "--heads 4"}},
       {"--head-dim 7", {"--head-dim 7", "even"}},
       {"--arch gpt2 --tied false", {"--tied false"}},
+      {"--device gpu", {"--device gpu", "cuda:0,cuda:1"}},
+      {"--device cuda:", {"\"cuda:\" is no device"}},
+      {"--device cuda:0,cpu", {"\"cpu\" is no device"}},
+      {"--workers 2 --device cuda:1,cuda:1", {"cuda:1 stands there twice"}},
+      {"--device cuda:0,cuda:1", {"2 devices for 1 worker", "--workers"}},
       {"surprise", {"surprise"}},
       {"--eval-only", {"--eval-only needs a trained model", "--resume"}},
       {"--sample x", {"--sample", "--resume"}}};

@@ -107,7 +107,8 @@ TEST_F(RunDirectory, InitMayBeGoneWhenTheRunIsResumed) {
 TEST_F(RunDirectory, ThePrunedCheckpointsTokenizerTravelsOn) {
   expect(tiny_ + data_ + " --steps 2 --out a", 0);
   std::ofstream(dir_ / "a/step_00000002/tokenizer_config.json") << "{}";
-  expect("--init a/step_00000002 --batch-size 4 --steps 6 --save-every 1 --keep 1 --out b" + data_, 0);
+  expect("--init a/step_00000002 --batch-size 4 --steps 6 --save-every 1 --keep 1 --out b" + data_,
+         0);
   EXPECT_FALSE(std::filesystem::exists(dir_ / "b/step_00000005"));
   EXPECT_TRUE(std::filesystem::exists(dir_ / "b/step_00000006/tokenizer_config.json"));
   expect("--resume b --steps 8", 0);

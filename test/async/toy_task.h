@@ -2,10 +2,9 @@
 // noisy Gaussian clusters apart, trained by four workers, as Trainers for the engine. Data, random
 // numbers and the quirks of its learning rate are the notebook's.
 #pragma once
-#include <atomic>
+#include <numeric>
 
 #include "async/engine.h"
-#include "ops/ops.h"
 #include "test/async/toy_random.h"
 
 namespace loqal {
@@ -77,58 +76,77 @@ struct ToyData {
   }
 };
 
-/// Loss and gradient of the network on some points; its weights lie end to end.
+/// Loss and gradient of the network on some points; its weights lie end to end. In double: the task
+/// amplifies roundings, and fp32 products have others on each kind of CPU.
 class ToyNetwork {
  public:
-  ToyNetwork() : ops_(make_cpu_ops(1)) {}
-
   /// Mean loss; the gradient unless it is null.
-  double loss(float* w, const std::vector<int>& points, float* gradient) {
-    const ToyData& data = ToyData::get();
-    const auto n = int64_t(points.size());
-    x_.resize(size_t(n) * kToyInputs), h_.resize(size_t(n) * kToyHidden),
-        z_.resize(size_t(n) * kToyClasses);
-    dh_.resize(h_.size());
-    for (int64_t r = 0; r < n; r++)
-      std::copy_n(data.x.data() + int64_t(points[size_t(r)]) * kToyInputs, kToyInputs,
-                  x_.data() + r * kToyInputs);
-    float *w1 = w, *b1 = w1 + kToyW1, *w2 = b1 + kToyHidden, *b2 = w2 + kToyW2;
-    const Tensor x(x_.data(), n, kToyInputs), h(h_.data(), n, kToyHidden),
-        z(z_.data(), n, kToyClasses), dh(dh_.data(), n, kToyHidden), t1(w1, kToyHidden, kToyInputs),
-        t2(w2, kToyClasses, kToyHidden);
-    ops_->matmul(h, x, t1, {.transpose_b = true, .bias = Tensor(b1, 1, kToyHidden)});
-    for (float& v : h_) v = std::max(v, 0.0f);
-    ops_->matmul(z, h, t2, {.transpose_b = true, .bias = Tensor(b2, 1, kToyClasses)});
+  double loss(const float* w, const std::vector<int>& points, float* gradient) {
+    std::fill(g_.begin(), g_.end(), 0.0);
     double sum = 0;
-    for (int64_t r = 0; r < n; r++)
-      sum += softmax(z_.data() + r * kToyClasses, data.y[size_t(points[size_t(r)])], float(n));
-    if (!gradient) return sum / double(n);
-    float *g1 = gradient, *gb1 = g1 + kToyW1, *g2 = gb1 + kToyHidden, *gb2 = g2 + kToyW2;
-    ops_->matmul(Tensor(g2, kToyClasses, kToyHidden), z, h, {.transpose_a = true});
-    ops_->bias_backward(Tensor(gb2, 1, kToyClasses), z, false);
-    ops_->matmul(dh, z, t2);
-    for (size_t i = 0; i < h_.size(); i++)
-      if (h_[i] <= 0) dh_[i] = 0;
-    ops_->matmul(Tensor(g1, kToyHidden, kToyInputs), dh, x, {.transpose_a = true});
-    ops_->bias_backward(Tensor(gb1, 1, kToyHidden), dh, false);
-    return sum / double(n);
+    for (size_t i = 0; i < points.size(); i += 32)
+      sum += block(w, &points[i], double(points.size()));
+    if (gradient) std::copy(g_.begin(), g_.end(), gradient);
+    return sum / double(points.size());
   }
-  Ops& ops() { return *ops_; }
 
  private:
+  // 32 of n points: the sum of their losses; their share of the gradient is added to g_.
+  __attribute__((optimize("O3"))) double block(const float* w, const int* points, double n) {
+    const ToyData& data = ToyData::get();
+    const float *b1 = w + kToyW1, *w2 = b1 + kToyHidden, *b2 = w2 + kToyW2;
+    double *g1 = g_.data(), *gb1 = g1 + kToyW1, *g2 = gb1 + kToyHidden, *gb2 = g2 + kToyW2;
+    const auto x = [&](int r) { return data.x.data() + int64_t(points[r]) * kToyInputs; };
+    double h[32][kToyHidden], dh[32][kToyHidden] = {}, sum = 0;
+    for (int j = 0; j < kToyHidden; j++)
+      for (int r = 0; r < 32; r++)
+        h[r][j] = std::max(double(b1[j]) + dot<kToyInputs>(w + j * kToyInputs, x(r)), 0.0);
+    for (int r = 0; r < 32; r++) {
+      double z[kToyClasses];
+      for (int c = 0; c < kToyClasses; c++)
+        z[c] = double(b2[c]) + dot<kToyHidden>(w2 + c * kToyHidden, h[r]);
+      sum += softmax(z, data.y[size_t(points[r])], n);
+      for (int c = 0; c < kToyClasses; c++) {
+        gb2[c] += z[c];
+        for (int j = 0; j < kToyHidden; j++) {
+          g2[c * kToyHidden + j] += z[c] * h[r][j];
+          dh[r][j] += h[r][j] > 0 ? z[c] * w2[c * kToyHidden + j] : 0;
+        }
+      }
+    }
+    for (int j = 0; j < kToyHidden; j++)
+      for (int r = 0; r < 32; r++) {
+        gb1[j] += dh[r][j];
+        add(g1 + j * kToyInputs, dh[r][j], x(r));
+      }
+    return sum;
+  }
+
+  template <int n, class T>
+  __attribute__((optimize("O3"))) static double dot(const float* a, const T* b) {
+    double sums[16] = {};  // so that the compiler may use vectors
+    for (int i = 0; i < n; i += 16)
+      for (int k = 0; k < 16; k++) sums[k] += double(a[i + k]) * double(b[i + k]);
+    return std::accumulate(sums, sums + 16, 0.0);
+  }
+  // y += a x
+  __attribute__((optimize("O3"))) static void add(double* __restrict y, double a,
+                                                  const float* __restrict x) {
+    for (int i = 0; i < kToyInputs; i++) y[i] += a * x[i];
+  }
+
   // Returns -log p(y) and leaves the gradient (p - [y]) / n.
-  static double softmax(float* z, int y, float n) {
-    const float most = *std::max_element(z, z + kToyClasses);
+  static double softmax(double* z, int y, double n) {
+    const double most = *std::max_element(z, z + kToyClasses);
     double sum = 0;
-    for (int c = 0; c < kToyClasses; c++) sum += std::exp(double(z[c] - most));
-    const double nll = std::log(sum) - double(z[y] - most);
+    for (int c = 0; c < kToyClasses; c++) sum += std::exp(z[c] - most);
+    const double nll = std::log(sum) - (z[y] - most);
     for (int c = 0; c < kToyClasses; c++)
-      z[c] = float(std::exp(double(z[c] - most)) / sum - double(c == y)) / n;
+      z[c] = (std::exp(z[c] - most) / sum - double(c == y)) / n;
     return nll;
   }
 
-  std::unique_ptr<Ops> ops_;
-  std::vector<float> x_, h_, z_, dh_;
+  std::vector<double> g_ = std::vector<double>(size_t(kToySize));
 };
 
 /// AdamW with torch 1.13's order of roundings: the task amplifies them a thousandfold.
@@ -149,9 +167,6 @@ __attribute__((optimize("O3", "fp-contract=off"))) inline void torch_adamw(
 /// 20 AdamW steps or so, with a new optimizer each round, whose first step has the full rate.
 class ToyTrainer final : public Trainer {
  public:
-  /// reversed: the points of a batch the other way round, the same but for rounding.
-  explicit ToyTrainer(bool reversed) : reversed_(reversed) {}
-
   Round train(const Job& job, std::span<const float> start, bool) override {
     std::vector<float> m(size_t(kToySize), 0.0f), v = m, g = m;
     weights_.assign(start.begin(), start.end());
@@ -162,8 +177,7 @@ class ToyTrainer final : public Trainer {
       const double progress = std::min(double(s) / (20 * 50), 1.0);
       const double lr =
           j == 0 ? 2e-4 : 1e-6 + 0.5 * (2e-4 - 1e-6) * (1 + std::cos(M_PI * progress));
-      std::vector<int> points(order.begin() + 32 * s, order.begin() + 32 * (s + 1));
-      if (reversed_) std::reverse(points.begin(), points.end());
+      const std::vector<int> points(order.begin() + 32 * s, order.begin() + 32 * (s + 1));
       round.steps.push_back(
           {.loss = network_.loss(weights_.data(), points, g.data()), .lr = lr, .targets = 32});
       torch_adamw(weights_.data(), g.data(), m.data(), v.data(), lr, j + 1);
@@ -174,7 +188,6 @@ class ToyTrainer final : public Trainer {
   std::span<float> delta() override { return weights_; }
 
  private:
-  const bool reversed_;
   ToyNetwork network_;
   std::vector<float> weights_;  // and then their change
 };

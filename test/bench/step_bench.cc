@@ -194,7 +194,8 @@ int main(int argc, char** argv) {
   if (argc != 5 || !loqal::kShapes.count(argv[1])) {
     std::fprintf(
         stderr,
-        "usage: step_bench gpt2-124M[-T64|-T1024]|char|llama-60M|llama-130M-T1024|llama-350M-T1024 fp32|bf16 THREADS|cuda STEPS\n");
+        "usage: step_bench gpt2-124M[-T64|-T1024]|char|llama-60M|llama-130M-T1024|llama-350M-T1024 "
+        "fp32|bf16 THREADS|cuda STEPS\n");
     return 2;
   }
   return loqal::run(argv[1], std::string(argv[2]) == "bf16", argv[3], std::stoi(argv[4]));

@@ -26,6 +26,7 @@ namespace loqal::emulation {
 /// What every GPU from sm_80 on allows; more would be an error on some of them.
 constexpr int kMaxThreads = 1024, kMaxShared = 48 << 10, kMaxSharedOptIn = 99 << 10;
 
+constexpr int kDevices = 2;  // that the runtime tells of; they share everything
 constexpr size_t kDeviceBytes = size_t(1) << 32;
 
 /// Puts work on a stream (null: the default one) and, unless streams are lazy, runs it.

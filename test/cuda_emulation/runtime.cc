@@ -38,13 +38,15 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kDevices;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return result(device == 0, cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  return result(device >= 0 && device < kDevices, cudaErrorInvalidDevice);
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return result(false, cudaErrorInvalidDevice);
+  if (cudaSetDevice(device) != cudaSuccess) return result(false, cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "emulated GPU");
   properties->major = 8;

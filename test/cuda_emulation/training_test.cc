@@ -66,6 +66,19 @@ TEST_F(CudaTraining, TheSameRunGivesTheSameBytesAndResumesExactly) {
   expect_same("a/step_00000008", "b/step_00000008");
 }
 
+// Who computes a round does not matter: one GPU for all workers, or two by turns.
+TEST_F(CudaTraining, WorkersOfLocalSgdGoRoundRobinOverTheDevices) {
+  const std::string options = tiny_ + data_ +
+                              " --workers 3 --inner-steps 4 --heterogeneity very --steps 24"
+                              " --save-every 12";
+  expect(options + " --device cuda:0 --out one", 0);
+  expect(options + " --device cuda:0,cuda:1 --out two", 0);
+  expect_same("one/step_00000024", "two/step_00000024");
+  expect("--resume two/step_00000012 --device cuda:1 --out two", 0);
+  expect_same("one/step_00000024", "two/step_00000024");
+  expect(options + " --device cuda:0,cuda:2 --out three", 1, {"there are only 2 GPUs"});
+}
+
 // 4 GiB is what the emulated GPU has.
 TEST_F(CudaTraining, TooLittleMemory) {
   const std::string large = " --model llama-1B --vocab 64" + data_ + " --out a";

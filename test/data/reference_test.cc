@@ -1,5 +1,5 @@
-// With the reference data beside the checkout (it is not needed to build or to use the program): id for
-// id what llm.c and SentencePiece give.
+// With the reference data beside the checkout (it is not needed to build or to use the program): id
+// for id what llm.c and SentencePiece give.
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>

@@ -75,7 +75,8 @@ TEST_F(TokenizeCli, BadInputLeavesNothing) {
 // A limit on the file size stands for a full disk: the same failing write.
 TEST_F(TokenizeCli, FullDiskIsReportedAndLeavesNothing) {
   write("a.txt", std::string(200000, 'x'));
-  const TokenizeResult r = run("--tokenizer gpt2 --out t a.txt", "ulimit -f 100 && trap '' XFSZ &&");
+  const TokenizeResult r =
+      run("--tokenizer gpt2 --out t a.txt", "ulimit -f 100 && trap '' XFSZ &&");
   EXPECT_EQ(r.exit_code, 1) << r.output;
   EXPECT_NE(r.output.find("t_000000.bin.tmp: cannot write"), std::string::npos) << r.output;
   EXPECT_EQ(names(), (std::vector<std::string>{"a.txt", "gpt2"}));
@@ -168,7 +169,8 @@ TEST_F(TokenizeCli, VerifyNamesEveryDifference) {
 TEST_F(TokenizeCli, ANamedJsonFileStaysJson) {
   write("a.jsonl", "oops\n{\"text\":\"a\"}\n");
   expect("--tokenizer gpt2 --out t a.jsonl", 1, {"a.jsonl:1: malformed JSON"});
-  expect("--tokenizer gpt2 --out t --on-error skip a.jsonl", 0, {"documents  1 written", "skipped 1"});
+  expect("--tokenizer gpt2 --out t --on-error skip a.jsonl", 0,
+         {"documents  1 written", "skipped 1"});
   EXPECT_EQ(ids("t_000000.bin"), (std::vector<int32_t>{256, 'a'}));
 }
 
@@ -189,7 +191,8 @@ TEST_F(TokenizeCli, AnErrorInALongDocumentDoesNotHang) {
   std::string lines;
   for (int i = 0; i < 6; i++) lines += std::string(1500000, 'a') + "!\n";
   write("a.txt", lines);
-  const TokenizeResult r = run("--tokenizer gpt2 --out t --split line --jobs 3 a.txt", "timeout 60");
+  const TokenizeResult r =
+      run("--tokenizer gpt2 --out t --split line --jobs 3 a.txt", "timeout 60");
   EXPECT_EQ(r.exit_code, 1) << r.output;
   EXPECT_NE(r.output.find("no piece for byte 33"), std::string::npos) << r.output;
 }

@@ -180,9 +180,11 @@ TEST_F(TokenizeResume, AFileThatChangesWhileItIsReadIsRefused) {
   std::string lines;
   for (int i = 0; i < 6000; i++) lines += std::string(1000, 'x') + "\n";
   write("a.txt", lines);
+  // It grows all the time, so that it does between the first look at it and the last, whenever
+  // these are.
   const TokenizeResult r =
-      run(cat("--tokenizer gpt2 --out t --split line a.txt 2>&1 & sleep 0.1; echo y >>",
-              path("a.txt"), "; wait $!"));
+      run(cat("--tokenizer gpt2 --out t --split line a.txt 2>&1 & while kill -0 $!; do echo y >>",
+              path("a.txt"), "; sleep 0.01; done 2>/dev/null; wait $!"));
   EXPECT_NE(r.exit_code, 0) << r.output;
   EXPECT_NE(r.output.find("a.txt: changed while it was read"), std::string::npos) << r.output;
 }

@@ -4,7 +4,9 @@
 #include <functional>
 #include <memory>
 
+#include "core/json.h"
 #include "core/safetensors.h"
+#include "model/checkpoint.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 
@@ -75,6 +77,19 @@ inline void rewrite(const std::string& path, const std::function<void(Tensors&)>
   for (const auto& [info, values] : tensors) out.declare(info.name, DType::F32, info.shape);
   for (const auto& [info, values] : tensors) out.write(values.data(), int64_t(values.size()) * 4);
   out.finish();
+}
+
+/// What plain training saves and resumes from: the model, Adam's moments and step count.
+inline void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer,
+                            Json state, const TokenizerFiles& tokenizer) {
+  state["adam_step"] = optimizer.step_count();
+  save_checkpoint(path, model, optimizer_tensors(model, optimizer), std::move(state), tokenizer);
+}
+inline void load_checkpoint(const std::string& path, const Json& state, Model& model,
+                            AdamW& optimizer) {
+  load_weights(path, model);
+  load_state_tensors(path, optimizer_tensors(model, optimizer));
+  optimizer.set_step_count(state.at("adam_step").get<int64_t>());
 }
 
 }  // namespace loqal

@@ -21,8 +21,9 @@ struct OpsFactory {
   std::function<std::unique_ptr<Ops>()> make;
 };
 
-/// Every implementation that the program at hand holds and that can run here. The suite runs over all
-/// of them: run_tests (present_ops_test.cc), run_cuda_tests (test/cuda_emulation/present_ops.cc).
+/// Every implementation that the program at hand holds and that can run here. The suite runs over
+/// all of them: run_tests (present_ops_test.cc), run_cuda_tests
+/// (test/cuda_emulation/present_ops.cc).
 std::vector<OpsFactory> present_ops();
 
 /// The object for present_ops()[index]: made at first use, shared by all tests.

@@ -79,7 +79,8 @@ AdamWArgs stochastic(int64_t step) {
 // many elements the mean is kept: nearest would lose it.
 TEST_P(AdamWTest, Bf16ParametersAreRoundedStochastically) {
   const int64_t rows = 61, cols = 133;
-  const Mat<double> start = round_to(DType::BF16, normal(rows, cols, 1)), gv = normal(rows, cols, 2);
+  const Mat<double> start = round_to(DType::BF16, normal(rows, cols, 1)),
+                    gv = normal(rows, cols, 2);
   Array half(ops, DType::BF16, start), whole(ops, DType::F32, start), g(ops, DType::F32, gv);
   std::deque<Array> moments;
   for (int i = 0; i < 4; i++) moments.emplace_back(ops, DType::F32, Mat<double>(rows, cols));
@@ -87,7 +88,8 @@ TEST_P(AdamWTest, Bf16ParametersAreRoundedStochastically) {
   ops.adamw(whole.out(), {}, g.in(), moments[2].out(), moments[3].out(), stochastic(1));
   expect_equal(moments[0].after(), moments[2].after(), "m");
   expect_equal(moments[1].after(), moments[3].after(), "v");
-  const Mat<double> exact = whole.after(), got = half.after(), nearest = round_to(DType::BF16, exact);
+  const Mat<double> exact = whole.after(), got = half.after(),
+                    nearest = round_to(DType::BF16, exact);
   double bias = 0, spacing = 0;
   int64_t moved = 0;
   for (size_t i = 0; i < exact.v.size(); i++) {

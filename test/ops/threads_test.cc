@@ -106,7 +106,8 @@ Images optimizer_images(Ops& ops, DType) {
   const double sum = ops.sum_squares(p.in());
   std::vector<char> sum_bytes(reinterpret_cast<const char*>(&sum),
                               reinterpret_cast<const char*>(&sum) + 8);
-  return {p.bytes(), half.bytes(), m.bytes(), v.bytes(), copy.bytes(), y.bytes(), z.bytes(), sum_bytes};
+  return {p.bytes(),    half.bytes(), m.bytes(), v.bytes(),
+          copy.bytes(), y.bytes(),    z.bytes(), sum_bytes};
 }
 
 }  // namespace

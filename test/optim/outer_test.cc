@@ -32,7 +32,8 @@ TEST(Outer, ThreePushesByHand) {
   EXPECT_NEAR(after({Kind::adam, 0.1, 0.5}, {7}), 0.9, 1e-6);
   // m = 1.25, debiased 1.25 / 0.75; v = (0.999 * 1 + 4) / 1000, debiased / 0.001999
   const double second = 0.1 * (1.25 / 0.75) / std::sqrt(4.999 / 1.999);
-  EXPECT_NEAR(after({Kind::adam, 0.1, 0.5}, {1, 2}), 0.9 - second, 3e-6);  // 1 - 0.999f is 1.3e-5 off
+  EXPECT_NEAR(after({Kind::adam, 0.1, 0.5}, {1, 2}), 0.9 - second,
+              3e-6);  // 1 - 0.999f is 1.3e-5 off
 }
 
 // Paper, Eq. 5, at momentum 0.9: four pushes of the same g are no step with g.

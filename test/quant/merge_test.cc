@@ -127,17 +127,17 @@ TEST_F(Merge, RetentionTable) {
               {kInt8, kStochastic, {1, 1, 1, 1, 1.01, 0.99}, 0.03}};
   for (const auto& row : rows)
     for (int i = 0; i < 6; i++) {
-      Layer l(ops, {512, 512, 128}, row.format);
+      Layer l(ops, {256, 256, 128}, row.format);
       l.new_basis(5);
-      const Mat<double> weight = normal(512, 512, 6);
+      const Mat<double> weight = normal(256, 256, 6);
       compensated(l, weight, 0);
       const Mat<double> on_grid = l.effective();
       // |s B P| = s |B|, P having orthonormal rows.
       double norm = 0;
       for (const double x : on_grid.v) norm += x * x;
-      const double entry = size[i] * std::sqrt(norm) / 0.5 / std::sqrt(512.0 * 128);
+      const double entry = size[i] * std::sqrt(norm) / 0.5 / std::sqrt(256.0 * 128);
       l.B.out();
-      l.B.set(normal(512, 128, 7, entry));
+      l.B.set(normal(256, 128, 7, entry));
       const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, row.rounder,
                                              l.scratch.out(), l.b_scratch.out());
       EXPECT_NEAR(report.retained, row.want[i], row.tolerance) << str(row.format) << " " << size[i];

@@ -43,6 +43,7 @@ pid_t start(const std::string& command, const std::string& log) {
   const pid_t child = fork();
   if (child == 0) {
     setpgid(0, 0);
+    ::signal(SIGINT, SIG_DFL);  // a shell's background job ignores it, and so would the script
     execl("/bin/bash", "bash", "-c", cat("exec >>", log, " 2>&1; ", command).c_str(), nullptr);
     _exit(127);
   }

@@ -1,0 +1,144 @@
+// AdamW's moments: change of basis in double precision, reset, eight bits.
+#include "optim/optimizer.h"
+#include "test/ops/op_test.h"
+
+namespace loqal::test {
+namespace {
+
+// One trainable matrix.
+struct One {
+  One(int64_t rows, int64_t cols, int bits) : ops(shared_ops(0)), p(ops, DType::F32, normal(rows, cols, 1)) {
+    table.add("w", {rows, cols}, 0, Role::matrix);
+    table.commit();
+    optimizer = std::make_unique<AdamW>(
+        ops,
+        ParamAccess{&table, [this](int) { return p.out(); }, [](int) { return Tensor(); },
+                    [this](int) { return rule; }},
+        AdamWConfig{.bits = bits});
+    gradient = ops.alloc(table.elements() * 4, "test");
+  }
+  void step(uint32_t seed) {
+    const std::vector<double> g = normal(1, p.in().numel(), seed).v;
+    const std::vector<float> host(g.begin(), g.end());
+    ops.upload({gradient.as<float>(), 1, int64_t(host.size())}, host.data());
+    optimizer->begin_step(1e-3);
+    optimizer->update(0, gradient.as<float>(), 1);
+  }
+  Mat<double> state(const std::string& name) {
+    const Tensor t = optimizer->state(name, 0);
+    std::vector<float> host(size_t(t.numel()));
+    ops.download(host.data(), t);
+    Mat<double> m(t.rows, t.cols);
+    m.v.assign(host.begin(), host.end());
+    return m;
+  }
+  Ops& ops;
+  Array p;
+  ParamTable table;
+  ParamRule rule{.decays = false};
+  std::unique_ptr<AdamW> optimizer;
+  Buffer gradient;
+};
+
+// (r x r) Q, along the low-rank dimension: columns of B on the left side, rows on the right one.
+Mat<double> along(Side side, const Mat<double>& x, const Mat<double>& Q) {
+  Mat<double> y(x.rows, x.cols);
+  for (int64_t i = 0; i < x.rows; i++)
+    for (int64_t j = 0; j < x.cols; j++)
+      for (int64_t k = 0; k < Q.rows; k++)
+        y(i, j) += side == Side::left ? Q(j, k) * x(i, k) : Q(i, k) * x(k, j);
+  return y;
+}
+
+// LDAdam's formula (spec/loqt.md, section 6), in double.
+TEST(ChangeBasis, RotateInDouble) {
+  for (const Side side : {Side::left, Side::right}) {
+    const int64_t R = 6, rows = side == Side::left ? 40 : R, cols = side == Side::left ? R : 40;
+    One one(rows, cols, 32);
+    for (uint32_t t = 1; t <= 3; t++) one.step(t);
+    const Mat<double> m = one.state("adam_m"), v = one.state("adam_v"),
+                      Q = round_to(DType::F32, normal(R, R, 9, 0.4));
+    Array rotation(one.ops, DType::F32, Q);
+    one.optimizer->change_basis(0, side, rotation.in(), RefreshMoments::rotate);
+    const double d1 = 1 - std::pow(0.9, 3), d2 = 1 - std::pow(0.95, 3);
+    Mat<double> variance(rows, cols), mean(rows, cols), QQ = Q;
+    for (double& q : QQ.v) q *= q;
+    for (size_t i = 0; i < m.v.size(); i++) {
+      mean.v[i] = m.v[i] / d1;
+      variance.v[i] = v.v[i] / d2 - mean.v[i] * mean.v[i];
+    }
+    const Mat<double> m1 = along(side, m, Q), mean1 = along(side, mean, Q),
+                      variance1 = along(side, variance, QQ), got_m = one.state("adam_m"),
+                      got_v = one.state("adam_v");
+    for (size_t i = 0; i < m.v.size(); i++) {
+      EXPECT_NEAR(got_m.v[i], m1.v[i], 1e-6);
+      EXPECT_NEAR(got_v.v[i], d2 * std::abs(variance1.v[i] + mean1.v[i] * mean1.v[i]), 2e-6);
+    }
+    EXPECT_EQ(one.optimizer->step_count(), 3);
+  }
+}
+
+TEST(ChangeBasis, IdentityKeepsAndResetClears) {
+  for (const int bits : {32, 8}) {
+    One one(128, 40, bits);  // 5,120 elements: eight bits
+    for (uint32_t t = 1; t <= 2; t++) one.step(t);
+    Array before(one.ops, DType::F32, 128, 40), after(one.ops, DType::F32, 128, 40);
+    one.optimizer->first_moment(before.out(), 0);
+    Mat<double> identity(40, 40);
+    for (int64_t i = 0; i < 40; i++) identity(i, i) = 1;
+    Array rotation(one.ops, DType::F32, identity);
+    one.optimizer->change_basis(0, Side::left, rotation.in(), RefreshMoments::keep);
+    one.optimizer->change_basis(0, Side::left, rotation.in(), RefreshMoments::rotate);
+    one.optimizer->first_moment(after.out(), 0);
+    for (size_t i = 0; i < before.after().v.size(); i++)
+      ASSERT_NEAR(after.after().v[i], before.after().v[i],
+                  bits == 8 ? 0.0071 : 1e-6);  // half a step of the map, of a block's absmax below 1
+    one.optimizer->change_basis(0, Side::left, {}, RefreshMoments::reset);
+    one.optimizer->first_moment(after.out(), 0);
+    for (const double x : after.after().v) ASSERT_EQ(x, 0);
+    EXPECT_EQ(one.optimizer->step_count(), 2);
+    one.optimizer->reset();
+    EXPECT_EQ(one.optimizer->step_count(), 0);
+  }
+}
+
+// After reset() the next steps are those of a new optimizer, whatever was in the codes.
+TEST(ChangeBasis, ResetIsANewOptimizer) {
+  for (const int bits : {32, 8}) {
+    One used(128, 40, bits), fresh(128, 40, bits);
+    used.step(1);
+    used.optimizer->reset();
+    used.p.set(normal(128, 40, 1));
+    for (uint32_t t = 2; t <= 3; t++) used.step(t), fresh.step(t);
+    expect_equal(used.p.after(), fresh.p.after(), "p");
+  }
+}
+
+TEST(ChangeBasis, RuleSkipsAndScales) {
+  One one(128, 40, 8), other(128, 40, 8);
+  one.step(1), other.step(1);
+  const Mat<double> before = one.p.after();
+  one.rule.skip = true;
+  one.step(2);
+  expect_equal(one.p.after(), before, "p");
+  one.rule.skip = false, one.rule.lr_factor = 0;
+  one.step(3);
+  expect_equal(one.p.after(), before, "p");
+}
+
+TEST(Moments, SmallTensorsStayFp32AndBytesAreCounted) {
+  Ops& ops = shared_ops(0);
+  const Moments moments(ops, {{1, 4095}, {64, 64}, {0, 0}}, 8);
+  ASSERT_EQ(moments.states(0).size(), 2u);
+  EXPECT_EQ(moments.states(0)[0].tensor.dtype, DType::F32);
+  ASSERT_EQ(moments.states(1).size(), 4u);
+  EXPECT_EQ(moments.states(1)[0].tensor.dtype, DType::U8);
+  EXPECT_EQ(moments.states(1)[1].tensor.numel(), 16);  // 4096 / 256
+  EXPECT_TRUE(moments.states(2).empty());
+  const auto dry = make_cpu_ops(1, true);
+  const Moments large(*dry, {{4096, 4096}}, 8);
+  EXPECT_EQ(dry->memory_table().at("optimizer state"), 2 * (4096 * 4096 + 4096 * 4096 / 64));
+}
+
+}  // namespace
+}  // namespace loqal::test
