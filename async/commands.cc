@@ -51,7 +51,9 @@ int dry_run(Options o) {
               << " tokens = " << short_number(double(o.steps) * double(per_step)) << " tokens, "
               << o.precision << ", " << format("%.3g", flops_per_token(config) * double(per_step))
               << " FLOP a step\n";
+  if (training) print_method(std::cout, o, config);
   std::cout << device_line(o, choice);
+  if (model.low_rank()) print_tensors(std::cout, model.table(), model.parameter_type());
   const bool host = o.device == "cpu";  // the table is the device's
   print_memory(std::cout, *ops, host ? program : 0,
                host && training ? local_sgd_bytes(o, model.table()) : 0);
@@ -100,7 +102,8 @@ Loaded load_for_reading(Options& o) {
   l.ops = make_device(o, false);
   check_memory(l.config, o, false);
   l.parts = build_parts(*l.ops, l.config, o, false);
-  load_weights(l.directory, *l.parts.model);
+  if (checkpoint.empty()) load_weights(l.directory, *l.parts.model);
+  else load_model(l.directory, *l.parts.model);
   return l;
 }
 

@@ -52,8 +52,8 @@ Round LanguageModelWorker::train(const Job& job, std::span<const float> start, b
   if (fresh) parts_.optimizer->reset();
   set_weights(start);
   auto [rows, loader, end] = RoundData(job, *corpus_, options_, config_.T);
-  LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, loader, schedule_of(options_),
-                       options_.batch_size, config_.T, options_.grad_accum);
+  LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, nullptr, loader,
+                       schedule_of(options_), options_.batch_size, config_.T, options_.grad_accum);
   Round round;
   while (loader.position() < end) {
     const Clock::time_point begin = Clock::now();

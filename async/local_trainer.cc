@@ -6,11 +6,13 @@
 
 namespace loqal {
 
-LocalTrainer::LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, TrainLoader& loader,
-                           const Schedule& schedule, int64_t B, int64_t T, int64_t grad_accum)
+LocalTrainer::LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, Refresh* refresh,
+                           TrainLoader& loader, const Schedule& schedule, int64_t B, int64_t T,
+                           int64_t grad_accum)
     : model_(model),
       optimizer_(optimizer),
       sink_(sink),
+      refresh_(refresh),
       loader_(loader),
       schedule_(schedule),
       B_(B),
@@ -46,12 +48,14 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
   result.lr = schedule_.at(step_);
   const int64_t adam_steps = optimizer_.step_count();
   optimizer_.begin_step(result.lr);
+  if (refresh_) refresh_->begin_step(step_);
   sink_.begin_step();
   double nll = 0;
   for (int64_t a = 0; a < grad_accum_; a++) {
     if (interrupted()) {
       loader_.seek(position);
       optimizer_.set_step_count(adam_steps);
+      if (refresh_) refresh_->cancel_step();
       return std::nullopt;
     }
     sink_.begin_micro_batch(int(a));
@@ -64,6 +68,7 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
   }
   result.loss = nll / double(result.targets);
   result.grad_norm = sink_.finish_step().grad_norm;
+  if (refresh_) refresh_->end_step();
   step_++;
   return result;
 }

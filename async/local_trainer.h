@@ -9,6 +9,7 @@
 #include "async/trainer.h"
 #include "data/loader.h"
 #include "model/model.h"
+#include "model/refresh.h"
 #include "optim/grad_sinks.h"
 #include "optim/schedule.h"
 
@@ -16,8 +17,10 @@ namespace loqal {
 
 class LocalTrainer {
  public:
-  LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, TrainLoader& loader,
-               const Schedule& schedule, int64_t B, int64_t T, int64_t grad_accum);
+  /// refresh: null, or what merges and renews the low-rank parts of `model`.
+  LocalTrainer(Model& model, Optimizer& optimizer, StepSink& sink, Refresh* refresh,
+               TrainLoader& loader, const Schedule& schedule, int64_t B, int64_t T,
+               int64_t grad_accum);
 
   /// One optimizer step over grad_accum micro-batches, weighted by their numbers of targets. A step
   /// whose targets are all ignored is no step: the next batch is taken instead, but none behind the
@@ -37,6 +40,7 @@ class LocalTrainer {
   Model& model_;
   Optimizer& optimizer_;
   StepSink& sink_;
+  Refresh* refresh_;
   TrainLoader& loader_;
   Schedule schedule_;
   int64_t B_, T_, grad_accum_;

@@ -10,6 +10,8 @@
 
 namespace loqal {
 
+constexpr int64_t kMany = int64_t(1) << 40;  ///< a limit for counts that have none
+
 /// What a resume does with an option that the user does not give, and with one that is given.
 enum class Scope {
   trajectory,  ///< takes the saved value; must be equal

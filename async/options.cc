@@ -18,7 +18,6 @@ namespace loqal {
 namespace {
 
 constexpr const char* kVersion = "loqal 0.1";
-constexpr int64_t kMany = int64_t(1) << 40;
 
 void add_all(OptionTable& t, Options& o) {
   using enum Scope;
@@ -78,6 +77,7 @@ void add_all(OptionTable& t, Options& o) {
          "update each layer during the backward pass: less memory", trajectory);
   t.choice("--recompute", o.recompute, {"none", "block"},
            "block: keep only block inputs, compute the rest twice", run);
+  add_method(t, o.method);
   add_local_sgd(t, o.local);
   t.section("device");
   t.text("--device", o.device,
@@ -272,6 +272,7 @@ void complete_options(Options& o) {
                "a layer's gradient is gone after its update; use a larger --batch-size");
   if (o.grad_clip < 0) o.grad_clip = o.per_layer_updates ? 0 : 1;
   complete_local_sgd(o);
+  complete_method(o);
   complete_device(o);
   if (o.warmup < 0) o.warmup = schedule_of(o).steps / 20;
   if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "async/local_sgd_options.h"
+#include "async/method_options.h"
 #include "core/json_fwd.h"
 #include "optim/schedule.h"
 
@@ -37,6 +38,7 @@ struct Options {
   int64_t warmup = -1;
   bool per_layer_updates = false;
   std::string recompute = "none";
+  MethodOptions method;
   LocalSgdOptions local;
   // device
   std::string device = "auto", precision = "auto";  // once complete: auto, cpu or cuda, and

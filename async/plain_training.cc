@@ -1,4 +1,5 @@
 #include <chrono>
+#include <utility>
 
 #include "async/signals.h"
 #include "async/work.h"
@@ -10,8 +11,18 @@ PlainTraining::PlainTraining(const WorkEnvironment& e, Ops& ops, TrainLoader& lo
       ops_(ops),
       loader_(loader),
       parts_(build_parts(ops, e.config, e.options, true)),
-      trainer_(*parts_.model, *parts_.optimizer, *parts_.sink, loader, schedule_of(e.options),
-               e.options.batch_size, e.config.T, e.options.grad_accum) {}
+      trainer_(*parts_.model, *parts_.optimizer, *parts_.sink, parts_.refresh.get(), loader,
+               schedule_of(e.options), e.options.batch_size, e.config.T, e.options.grad_accum) {}
+
+void PlainTraining::begin() {
+  if (!parts_.refresh) return;
+  const Options& o = e_.options;
+  parts_.refresh->set_original(
+      [model = parts_.model.get(), seed = uint64_t(o.seed), init = o.init](int weight) {
+        return init == "random" ? model->random_values(weight, seed)
+                                : StoredWeights(init).read(*model, weight);
+      });
+}
 
 bool PlainTraining::advance() {
   using Clock = std::chrono::steady_clock;
@@ -20,6 +31,11 @@ bool PlainTraining::advance() {
   if (!result) return false;
   tokens_ += result->targets;
   result->seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  if (parts_.refresh)
+    for (const MergeRecord& r : parts_.refresh->take_records()) log(r);
+  if (parts_.warnings)
+    for (const std::string& w : std::exchange(*parts_.warnings, {}))
+      e_.console->line("warning: " + w);
   log(*result);
   return true;
 }
@@ -45,6 +61,18 @@ void PlainTraining::log(const StepResult& r) {
       average_seconds_);
   if (r.skipped)
     e_.console->line(cat("notice: ", r.skipped, " batches without a target were passed over"));
+}
+
+void PlainTraining::log(const MergeRecord& r) {
+  e_.record({{"kind", "merge"},
+             {"step", step()},
+             {"layer", r.layer},
+             {"gap", r.gap},
+             {"error", number(r.error)},
+             {"update_norm", number(r.update_norm)},
+             {"retained", number(r.retained)},
+             {"energy", number(r.energy)}});
+  if (!r.warning.empty()) e_.console->line(cat("warning: ", r.layer, ": ", r.warning));
 }
 
 void PlainTraining::add_state(Json& state) {

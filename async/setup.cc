@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iomanip>
 
 #include "core/file.h"
 #include "core/threads.h"
@@ -99,6 +98,7 @@ ModelConfig resolve_model(Options& o, int data_vocab) {
   validate(c);
   o.arch = c.arch_name(), o.layers = c.L, o.width = c.C, o.heads = c.NH, o.kv_heads = c.NKV,
   o.head_dim = c.HS;
+  resolve_method(o, c);
   o.ffn = c.F, o.vocab = c.V, o.seq_len = c.T, o.tied = c.tied ? "true" : "false";
   return c;
 }
@@ -138,19 +138,39 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                                    .recompute = o.recompute == "block",
                                    .training = training,
                                    .cache = o.sampling(),
-                                   .threads = int(o.threads)};
+                                   .threads = int(o.threads),
+                                   .matrices = matrix_plan(o)};
   parts.model = std::make_unique<Model>(ops, config, model_options);
   if (!training) return parts;
   Model* model = parts.model.get();
   const ParamAccess access{&model->table(), [model](int i) { return model->parameter(i); },
-                           [model](int i) { return model->compute_copy(i); }};
+                           [model](int i) { return model->compute_copy(i); },
+                           [model](int i) { return model->rule(i); }};
   const AdamWConfig adamw{o.beta1,        o.beta2,          o.adam_eps,
                           o.weight_decay, uint64_t(o.seed), o.optimizer == "adamw8bit" ? 8 : 32};
-  parts.optimizer = std::make_unique<AdamW>(ops, access, adamw);
+  Updater* updater = nullptr;
+  if (o.method.method == "galore") {
+    parts.warnings = std::make_unique<std::vector<std::string>>();
+    GaLoreConfig galore = galore_config(o, adamw, model->table());
+    galore.on_refresh = [model, warnings = parts.warnings.get()](int i, int64_t,
+                                                                 const BasisReport& basis) {
+      if (!basis.warning.empty())
+        warnings->push_back(cat(model->table()[i].name, ": ", basis.warning));
+    };
+    parts.optimizer = std::make_unique<GaLore>(ops, access, galore);
+    updater = parts.optimizer.get();
+  } else {
+    auto adam = std::make_unique<AdamW>(ops, access, adamw);
+    updater = adam.get();
+    if (o.method.factors() && o.method.refreshes()) {
+      parts.refresh = std::make_unique<Refresh>(*model, *adam, refresh_config(o));
+      updater = parts.refresh.get();
+    }
+    parts.optimizer = std::move(adam);
+  }
   if (o.per_layer_updates)
-    parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *parts.optimizer);
-  else
-    parts.sink = std::make_unique<FullGradSink>(ops, model->table(), *parts.optimizer, o.grad_clip);
+    parts.sink = std::make_unique<PerLayerSink>(ops, model->table(), *updater);
+  else parts.sink = std::make_unique<FullGradSink>(ops, model->table(), *updater, o.grad_clip);
   return parts;
 }
 
@@ -166,45 +186,6 @@ int64_t local_sgd_bytes(const Options& o, const ParamTable& table) {
   if (!o.local.on()) return 0;
   const int64_t versions = o.local.sync ? 1 : o.local.workers;  // the newest is the server's own
   return Server::bytes(server_config(o.local), table.elements(), versions);
-}
-
-void print_model(std::ostream& out, const ModelConfig& c, const ParamTable& table) {
-  int64_t embedding = 0, matrices = 0, rest = 0;
-  for (const Param& p : table.params()) {
-    if (p.segment == Segment::frozen) continue;
-    const bool vocabulary = p.role == Role::embedding || p.role == Role::head;
-    const int64_t n = vocabulary ? c.V * p.cols() : p.numel();
-    (vocabulary || p.role == Role::position ? embedding
-     : p.role == Role::matrix               ? matrices
-                                            : rest) += n;
-  }
-  const auto millions = [](int64_t n) { return double(n) / 1e6; };
-  out << std::fixed << std::setprecision(2) << "model       " << c.arch_name() << " (" << c.preset
-      << "): " << c.L << " layers, width " << c.C << ", " << c.NH << " heads of " << c.HS;
-  if (c.NKV != c.NH) out << " (" << c.NKV << " key/value)";
-  out << ", ffn " << c.F << ", vocabulary " << c.V << (c.tied ? " (tied)" : "") << ", T " << c.T
-      << "\n"
-      << "parameters  " << millions(embedding + matrices + rest) << " M: " << millions(matrices)
-      << " M in layers' matrices, " << millions(embedding) << " M in embeddings and head, "
-      << millions(rest) << " M in norms and biases\n";
-  out.unsetf(std::ios::floatfield);
-}
-
-void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server) {
-  const auto line = [&](const std::string& name, int64_t bytes) {
-    out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << std::fixed
-        << std::setprecision(1) << double(bytes) / (1 << 20) << " MiB\n";
-  };
-  out << "memory\n";
-  int64_t total = program + server;
-  for (const auto& [category, bytes] : ops.memory_table()) {
-    if (bytes) line(category, bytes);
-    total += bytes;
-  }
-  if (server) line("server and start weights", server);
-  if (program) line("program and staging", program);
-  line("total", total);
-  out.unsetf(std::ios::floatfield);
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
+#include "model/refresh.h"
 #include "optim/grad_sinks.h"
 
 namespace loqal {
@@ -43,8 +44,10 @@ inline std::unique_ptr<Ops> make_device(Options& options, bool dry) {
 /// Everything that holds memory, in the order of allocation.
 struct Parts {
   std::unique_ptr<Model> model;
-  std::unique_ptr<Optimizer> optimizer;  // these two: training only
+  std::unique_ptr<Optimizer> optimizer;  // these: training only
+  std::unique_ptr<Refresh> refresh;      // of loqt and relora
   std::unique_ptr<StepSink> sink;
+  std::unique_ptr<std::vector<std::string>> warnings;  // of GaLore, until somebody prints them
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 
@@ -57,6 +60,10 @@ int64_t local_sgd_bytes(const Options& options, const ParamTable& table);
 
 /// Parameter counts and the memory table of `ops`, in MiB.
 void print_model(std::ostream& out, const ModelConfig& config, const ParamTable& table);
+/// Of a low-rank method: rank, refreshes, and what is worth a warning; nothing of the full one.
+void print_method(std::ostream& out, const Options& options, const ModelConfig& config);
+/// Which tensors there are, how they are held, and which are trained; of the first layer only.
+void print_tensors(std::ostream& out, const ParamTable& table, DType parameter_type);
 /// `program`: program_bytes() and staging_bytes(); `server`: local_sgd_bytes().
 void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server);
 

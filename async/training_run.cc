@@ -35,7 +35,8 @@ class TrainingRun {
   void restore();
   void open_log();
   void announce();
-  void evaluate();
+  void evaluate(const char* weights = "effective");
+  void evaluate_merged();
   void save(bool final);
   int finish(const std::string& reason, int exit_code);
   void end_after(const Error& error);
@@ -147,7 +148,11 @@ void TrainingRun::make_work() {
 void TrainingRun::restore() {
   if (checkpoint_.empty()) {
     if (o_.init == "random") work_->model().init_random(uint64_t(o_.seed));
-    else load_weights(o_.init, work_->model());
+    else {
+      load_weights(o_.init, work_->model());
+      work_->model().init_factors(uint64_t(o_.seed));
+      work_->model().refresh_compute_copy();
+    }
     work_->begin();
     return;
   }
@@ -159,7 +164,7 @@ void TrainingRun::restore() {
              get<int64_t>(corpus, "tokens", where), " tokens, found ",
              train_corpus_->files().size(), " with ", train_corpus_->tokens()),
          "give the same --train-data, or start a new run with --init");
-  load_weights(checkpoint_, work_->model());
+  load_model(checkpoint_, work_->model());
   work_->begin();
   work_->restore(saved_, where);
   load_state_tensors(checkpoint_, work_->tensors());
@@ -209,6 +214,7 @@ void TrainingRun::announce() {
             << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9)
             << (device_choice_.empty() ? "" : " (" + device_choice_ + ")") << "\n";
   print_model(std::cout, config_, table);
+  print_method(std::cout, o_, config_);
   const int T = int(config_.T);
   std::cout << "data        " << train_corpus_->tokens() << " tokens in "
             << train_corpus_->files().size()
@@ -246,7 +252,8 @@ void TrainingRun::record(const Json& line) {
   }
 }
 
-void TrainingRun::evaluate() {
+// weights: what kind of them the model holds.
+void TrainingRun::evaluate(const char* weights) {
   const std::optional<MeanLoss> mean = mean_loss(work_->model(), *eval_loader_, o_.batch_size,
                                                  config_.T, [] { return stop_signal() != 0; });
   if (!mean) return;  // a signal: the resumed run evaluates this step again
@@ -259,11 +266,21 @@ void TrainingRun::evaluate() {
           {"loss", number(loss)},
           {"ppl", number(std::exp(loss))},
           {"tokens", mean->targets},
-          {"weights", "effective"},
+          {"weights", weights},
           {"time", time()}});
+  const std::string which = o_.method.quantized() ? cat("  ", weights) : "";
   console_->line(format("eval %lld  loss %.4f  ppl %.2f", static_cast<long long>(step()), loss,
-                        std::exp(loss)));
+                        std::exp(loss)) +
+                 which);
   evaluated_ = true;
+}
+
+// What a deployment in int8 or NF4 would be: the low-rank parts rounded into the weights. The run
+// is over and saved; nothing uses the factors any more.
+void TrainingRun::evaluate_merged() {
+  if (!o_.method.quantized() || !eval_loader_ || o_.eval_every == 0) return;
+  work_->model().merge_factors();
+  evaluate("merged");
 }
 
 // A save that fails in the middle of a run must not end it: the older checkpoint is intact, the
@@ -281,7 +298,8 @@ void TrainingRun::save(bool final) {
                 {"options", options_to_json(o_, false)}};
   work_->add_state(state);
   try {
-    save_checkpoint(path, work_->model(), work_->tensors(), std::move(state), tokenizer_files_);
+    save_checkpoint(path, work_->model(), work_->tensors(), std::move(state), tokenizer_files_,
+                    done());
   } catch (const Error& e) {
     if (final || e.exit_code == Exit::nonfinite) throw;
     console_->line(cat("warning: step ", step(), " was not saved: ", e.what(),
@@ -372,6 +390,7 @@ int TrainingRun::run() {
     if (o_.is_given("--export") && export_model(o_.export_to, work_->model(), tokenizer_files_,
                                                 [] { return stop_signal() != 0; }))
       console_->line("exported to " + o_.export_to);
+    if (done() && !stop_signal()) evaluate_merged();
   } catch (const Error& e) {
     if (e.exit_code != Exit::nonfinite) {
       end_after(e);

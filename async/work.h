@@ -59,7 +59,7 @@ class PlainTraining final : public Work {
   PlainTraining(const WorkEnvironment& environment, Ops& ops, TrainLoader& loader);
 
   Model& model() override { return *parts_.model; }
-  void begin() override {}
+  void begin() override;
   bool advance() override;
   int64_t step() const override { return trainer_.steps_done(); }
   int64_t tokens() const override { return tokens_; }
@@ -72,6 +72,7 @@ class PlainTraining final : public Work {
 
  private:
   void log(const StepResult& result);
+  void log(const MergeRecord& record);
 
   const WorkEnvironment e_;
   Ops& ops_;

@@ -39,6 +39,9 @@ enum class Purpose : uint32_t {
   test = 4,
   rounding = 5,
   subspace = 6,  ///< random columns of sketches, completion of bases
+  factor = 7,    ///< LoRA's
+  merge = 8,     ///< rounding of frozen weights
+  compensate = 9,
   jitter = 10,
   shards = 11
 };

@@ -2,51 +2,27 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <regex>
-#include <set>
 #include <utility>
 
 #include "core/file.h"
 #include "core/json.h"
 #include "core/safetensors.h"
-#include "model/weight_files.h"
 
 namespace loqal {
 
 namespace {
 
 constexpr int kStateVersion = 1;
-constexpr const char* kHead = "lm_head.weight";
+constexpr const char *kWeights = "model.safetensors", *kState = "state.safetensors";
 // Files that make a tokenizer together; "" for none.
 constexpr std::pair<const char*, const char*> kTokenizerFiles[] = {{"tokenizer.model", ""},
                                                                    {"spiece.model", ""},
                                                                    {"encoder.json", "vocab.bpe"},
                                                                    {"vocab.json", "merges.txt"}};
-
-// GPT-2's published layout keeps the weights of its linear layers as [in, out] (Conv1D).
-bool stored_transposed(const Model& model, const Param& p) {
-  return model.config().arch == Arch::gpt2 && p.role == Role::matrix;
-}
-
-std::vector<int64_t> stored_shape(const Model& model, int i) {
-  const Param& p = model.table()[i];
-  if (p.shape.size() == 1) return p.shape;
-  if (stored_transposed(model, p)) return {p.cols(), p.rows()};
-  return {model.real_rows(i), p.cols()};
-}
-
-template <class T>
-std::vector<T> transposed(const std::vector<T>& x, int64_t rows, int64_t cols) {
-  std::vector<T> y(x.size());
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < cols; c++) y[size_t(c * rows + r)] = x[size_t(r * cols + c)];
-  return y;
-}
 
 template <class F>
 void for_trainable(const ParamTable& table, const F& f) {
@@ -54,46 +30,8 @@ void for_trainable(const ParamTable& table, const F& f) {
     if (table[i].segment == Segment::trainable) f(i);
 }
 
-using Stop = std::function<bool()>;
-
-template <class T>
-void write_parameter(SafetensorsWriter& out, Model& model, int i) {
-  const Param& p = model.table()[i];
-  std::vector<T> host(size_t(model.real_rows(i) * p.cols()));
-  model.ops().download(host.data(), model.parameter(i).row_slice(0, model.real_rows(i)));
-  for (const T& x : host)
-    if (!std::isfinite(to_float(x)))
-      fail_nonfinite(cat("parameter ", p.name, " is not finite; the model is not written"));
-  if (stored_transposed(model, p)) host = transposed(host, p.rows(), p.cols());
-  out.write(host.data(), int64_t(host.size() * sizeof(T)));
-}
-
-// Nothing if `stop` said so.
-std::optional<FileSum> write_model(const std::string& file, Model& model, const Stop& stop) {
-  SafetensorsWriter out(file);
-  const auto each = [&](const auto& f) {  // the widest type first, so that all are aligned
-    for (const DType type : {DType::F32, DType::BF16})
-      for_trainable(model.table(), [&](int i) {
-        if (model.parameter(i).dtype == type) f(i);
-      });
-  };
-  each([&](int i) {
-    out.declare(model.table()[i].name, model.parameter(i).dtype, stored_shape(model, i));
-  });
-  bool stopped = false;
-  each([&](int i) {
-    if (stopped || (stopped = stop && stop())) return;
-    if (model.parameter(i).dtype == DType::F32) write_parameter<float>(out, model, i);
-    else write_parameter<bf16>(out, model, i);
-  });
-  if (stopped) return {};
-  return out.finish();
-}
-
-int64_t bytes_of(const Tensor& t) { return t.numel() * int64_t(size_of(t.dtype)); }
-
+// Widest types first, so that all are aligned.
 FileSum write_state(const std::string& file, std::vector<StateTensor> tensors) {
-  // The widest type first, so that all are aligned.
   std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return size_of(a.tensor.dtype) > size_of(b.tensor.dtype);
   });
@@ -102,11 +40,12 @@ FileSum write_state(const std::string& file, std::vector<StateTensor> tensors) {
     out.declare(s.name, s.tensor.dtype, {s.tensor.rows, s.tensor.cols});
   std::vector<char> host;
   for (const StateTensor& s : tensors) {
+    const int64_t bytes = s.tensor.numel() * int64_t(size_of(s.tensor.dtype));
     if (s.ops) {
-      host.resize(size_t(bytes_of(s.tensor)));
+      host.resize(size_t(bytes));
       s.ops->download(host.data(), s.tensor);
     }
-    out.write(s.ops ? host.data() : s.tensor.data, bytes_of(s.tensor));
+    out.write(s.ops ? host.data() : s.tensor.data, bytes);
   }
   return out.finish();
 }
@@ -129,58 +68,16 @@ std::string hugging_face_name(const std::string& file) {
   return file == "vocab.bpe" ? "merges.txt" : file;
 }
 
-// The files written, or null if `stop` said so.
-Json write_for_transformers(const AtomicDirectory& dir, Model& model,
-                            const TokenizerFiles& tokenizer, const Stop& stop = {}) {
-  Json files;
-  const std::optional<FileSum> weights = write_model(dir.file("model.safetensors"), model, stop);
-  if (!weights) return files;
-  record(files, dir, "model.safetensors", *weights);
+// config.json and the tokenizer, added to `files`.
+void write_configuration(const AtomicDirectory& dir, const Model& model,
+                         const TokenizerFiles& tokenizer, Json& files) {
   const int eos = tokenizer.eos.empty() ? -1 : tokenizer.eos.front();
   Json config = to_hf_config(model.config(), tokenizer.start, eos);
   if (tokenizer.eos.size() > 1) config["eos_token_id"] = tokenizer.eos;
-  if (model.parameter(0).dtype == DType::BF16) config["torch_dtype"] = "bfloat16";
+  if (model.parameter_type() == DType::BF16) config["torch_dtype"] = "bfloat16";
   record(files, dir, "config.json", write_text(dir.file("config.json"), dump_json(config, 2)));
   for (const auto& [name, content] : tokenizer.contents)
     record(files, dir, name, write_text(dir.file(name), content));
-  return files;
-}
-
-// The name of the same tensor in these files: base models (GPT2Model, LlamaModel) are saved without
-// the "transformer." or "model." of the language model around them.
-std::string name_in_files(const WeightFiles& files, const std::string& name) {
-  if (!files.find(name))
-    for (const char* prefix : {"transformer.", "model."})
-      if (name.starts_with(prefix)) return name.substr(strlen(prefix));
-  return name;
-}
-
-// No weights: masks and angles that older versions of transformers saved, and computed anew.
-bool is_buffer(Arch arch, const std::string& name) {
-  static const std::regex gpt2(R"((transformer\.)?h\.\d+\.attn\.(masked_)?bias)"),
-      llama(R"((model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq)");
-  return std::regex_match(name, arch == Arch::gpt2 ? gpt2 : llama);
-}
-
-// A tied head may be stored once more. Then it must be the embedding, or the two say different
-// things.
-void check_stored_head(const WeightFiles& files, const std::string& embedding) {
-  const SafetensorsReader &head = *files.find(kHead), &other = *files.find(embedding);
-  const TensorInfo &h = head.info(kHead), &e = other.info(embedding);
-  bool same = h.shape == e.shape;
-  constexpr int64_t slab = 4096;  // rows at a time
-  std::vector<float> a, b;
-  for (int64_t row = 0; same && row < h.shape[0]; row += slab) {
-    const int64_t rows = std::min(slab, h.shape[0] - row);
-    a.resize(size_t(rows * (h.numel() / h.shape[0]))), b.resize(a.size());
-    read_floats(head, kHead, a.data(), row, rows);
-    read_floats(other, embedding, b.data(), row, rows);
-    same = a == b;
-  }
-  if (same) return;
-  fail(cat(head.path(), ": tensor ", kHead, " ", shape_text(h.shape), " is not the same as ",
-           embedding, " ", shape_text(e.shape), ", but the model's head is its embedding"),
-       "is \"tie_word_embeddings\" right in config.json?");
 }
 
 // The number in step_00000100; -1 for any other name.
@@ -216,12 +113,32 @@ std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& 
   return tensors;
 }
 
+std::vector<StateTensor> weight_tensors(const Model& model) {
+  std::vector<StateTensor> tensors;
+  for (int i = 0; i < model.table().size() && model.low_rank(); i++)
+    if (model.table()[i].role != Role::constant)
+      tensors.push_back({model.table()[i].name, model.held(i), &model.ops()});
+  return tensors;
+}
+
+void load_model(const std::string& path, Model& model) {
+  if (!model.low_rank()) return load_weights(path, model);
+  load_state_tensors(path, weight_tensors(model));
+  model.refresh_compute_copy();
+}
+
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
-                     Json state, const TokenizerFiles& tokenizer) {
+                     Json state, const TokenizerFiles& tokenizer, bool merged) {
   AtomicDirectory dir(path);
-  Json files = write_for_transformers(dir, model, tokenizer);
-  record(files, dir, "state.safetensors", write_state(dir.file("state.safetensors"), tensors));
+  Json files;
+  if (merged || !model.low_rank())
+    record(files, dir, kWeights, *write_model(dir.file(kWeights), model));
+  write_configuration(dir, model, tokenizer, files);
+  std::vector<StateTensor> all = weight_tensors(model);
+  all.insert(all.end(), tensors.begin(), tensors.end());
+  record(files, dir, kState, write_state(dir.file(kState), all));
   state["version"] = kStateVersion;
+  if (model.low_rank()) state["weights"] = kState;
   state["files"] = files;
   write_text(dir.file("state.json"), dump_json(state, 2));
   dir.commit();
@@ -249,9 +166,13 @@ std::string check_export_path(const std::string& path) {
 }
 
 bool export_model(const std::string& path, Model& model, const TokenizerFiles& tokenizer,
-                  const Stop& stop) {
+                  const std::function<bool()>& stop) {
   AtomicDirectory dir(check_export_path(path));
-  if (write_for_transformers(dir, model, tokenizer, stop).is_null()) return false;
+  const std::optional<FileSum> weights = write_model(dir.file(kWeights), model, stop);
+  if (!weights) return false;
+  Json files;
+  record(files, dir, kWeights, *weights);
+  write_configuration(dir, model, tokenizer, files);
   dir.commit();
   return true;
 }
@@ -266,7 +187,8 @@ Json read_checkpoint_state(const std::string& path) {
   if (version != kStateVersion)
     fail(cat(where, ": checkpoint version ", version, ", expected ", kStateVersion));
   const Json files = get<Json>(state, "files", where);
-  for (const char* name : {"model.safetensors", "state.safetensors", "config.json"})
+  const bool low_rank = get_or<std::string>(state, "weights", where, kWeights) == kState;
+  for (const char* name : {low_rank ? kState : kWeights, kState, "config.json"})
     get<Json>(files, name, where + ": files");
   for (const auto& [name, entry] : files.items())
     verify_file(path + "/" + name,
@@ -274,52 +196,19 @@ Json read_checkpoint_state(const std::string& path) {
   return state;
 }
 
-void load_weights(const std::string& path, Model& model) {
-  const WeightFiles files(path);
-  std::set<std::string> known;
-  for_trainable(model.table(), [&](int i) {
-    const Param& p = model.table()[i];
-    const std::string name = name_in_files(files, p.name);
-    const SafetensorsReader* file = files.find(name);
-    if (!file)
-      fail(cat(files.path(), ": tensor ", p.name, " is missing"),
-           p.name == kHead ? "if the head is the embedding, config.json has to say so: "
-                             "\"tie_word_embeddings\": true"
-                           : "");
-    const std::vector<int64_t> expected = stored_shape(model, i), found = file->info(name).shape;
-    if (found != expected)
-      fail(cat(file->path(), ": tensor ", name, " has shape ", shape_text(found), ", expected ",
-               shape_text(expected)));
-    known.insert(name);
-    std::vector<float> host(size_t(p.numel()), 0.0f);  // with the vocabulary's padding
-    read_floats(*file, name, host.data());
-    if (stored_transposed(model, p)) host = transposed(host, p.cols(), p.rows());
-    model.set_parameter(i, host);
-  });
-  for (const auto& [file_name, file] : files.files())
-    for (const TensorInfo& t : file->tensors()) {
-      if (known.count(t.name) || is_buffer(model.config().arch, t.name)) continue;
-      if (t.name == kHead && model.config().tied)
-        check_stored_head(files, name_in_files(files, model.table()[0].name));
-      else
-        fail(cat(file->path(), ": tensor ", t.name, " ", shape_text(t.shape),
-                 " is not part of this model"));
-    }
-  model.refresh_compute_copy();
-}
-
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
-  const SafetensorsReader file(path + "/state.safetensors");
+  const SafetensorsReader file(path + "/" + kState);
   for (const StateTensor& s : tensors) {
+    const std::vector<int64_t> expected = {s.tensor.rows, s.tensor.cols};
     const TensorInfo& found = file.info(s.name);
-    const std::vector<int64_t> shape = {s.tensor.rows, s.tensor.cols};
-    if (found.shape != shape || found.dtype != s.tensor.dtype)
-      fail(cat(file.path(), ": tensor ", s.name, " is ", name_of(found.dtype), " ",
-               shape_text(found.shape), ", expected ", name_of(s.tensor.dtype), " ",
-               shape_text(shape)));
-    if (s.ops) s.ops->upload(s.tensor, file.data(s.name));
-    else std::memcpy(s.tensor.data, file.data(s.name), size_t(bytes_of(s.tensor)));
-    file.release(static_cast<const std::byte*>(file.data(s.name)), bytes_of(s.tensor));
+    if (found.shape != expected || found.dtype != s.tensor.dtype)
+      fail(cat(file.path(), ": tensor ", s.name, " has shape ", shape_text(found.shape), " of ",
+               name_of(found.dtype), ", expected ", shape_text(expected), " of ",
+               name_of(s.tensor.dtype)));
+    const void* data = file.data(s.name);
+    if (s.ops) s.ops->upload(s.tensor, data);
+    else std::memcpy(s.tensor.data, data, size_t(found.bytes));
+    file.release(static_cast<const std::byte*>(data), found.bytes);
   }
 }
 

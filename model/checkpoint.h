@@ -4,6 +4,9 @@
 //     step_00000100/  model.safetensors  config.json  <tokenizer files>    (read by transformers)
 //                     state.safetensors  state.json          (optimizer, position, options)
 //
+// A low-rank run keeps its weights in state.safetensors as it holds them, quantized blocks and
+// factors; its last checkpoint has the merged model besides.
+//
 // A directory is written beside, fsynced and renamed, so a crash or a full disk never harms the
 // previous one. state.json is written last and lists size and CRC-32 of the others.
 #pragma once
@@ -13,7 +16,7 @@
 #include <vector>
 
 #include "core/json_fwd.h"
-#include "model/model.h"
+#include "model/model_file.h"
 #include "optim/optimizer.h"
 
 namespace loqal {
@@ -29,7 +32,7 @@ struct TokenizerFiles {
 /// The contents of such files.
 std::map<std::string, std::string> read_tokenizer_files(const std::vector<std::string>& paths);
 
-/// A matrix beside the model, in state.safetensors, of any element type.
+/// A matrix in state.safetensors.
 struct StateTensor {
   std::string name;
   Tensor tensor;
@@ -41,10 +44,15 @@ struct StateTensor {
 std::vector<StateTensor> optimizer_tensors(const Model& model, const Optimizer& optimizer,
                                            const std::string& prefix = "");
 
+/// All tensors of a model with low-rank parts, as they are held; nothing of a dense one.
+std::vector<StateTensor> weight_tensors(const Model& model);
+
 /// Writes everything under `path` atomically. `state` becomes state.json, with "files" added.
 /// A parameter that is not finite is an error: the last good checkpoint stays the last one.
+/// Of a model with low-rank parts the weights lie in state.safetensors, and merged ones in
+/// model.safetensors only if that is asked for.
 void save_checkpoint(const std::string& path, Model& model, const std::vector<StateTensor>& tensors,
-                     Json state, const TokenizerFiles& tokenizer);
+                     Json state, const TokenizerFiles& tokenizer, bool merged = true);
 
 /// Only what transformers reads: model.safetensors (the same bytes as a checkpoint's), config.json
 /// and tokenizer, written beside and renamed. `stop` is asked between tensors: false, and nothing
@@ -60,14 +68,13 @@ std::string check_export_path(const std::string& path);
 /// state.json of a checkpoint, after checking that all files are there, whole, and of this version.
 Json read_checkpoint_state(const std::string& path);
 
+/// The weights of a checkpoint of the same plan of matrices.
+void load_model(const std::string& path, Model& model);
+
 /// Fills tensors that save_checkpoint() was given. Error naming the tensor if one is missing or has
 /// another shape.
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 
-/// Parameters alone, from a checkpoint or a Hugging Face directory (model/weight_files.h), of F32,
-/// BF16, F16 or F64, one tensor at a time. Error naming tensor, shape found and shape expected;
-/// unknown and missing tensors are errors.
-void load_weights(const std::string& path, Model& model);
 
 /// "bos_token_id" or "eos_token_id" of such a directory's config.json: none, one or several.
 std::vector<int> read_token_ids(const std::string& path, const char* key);

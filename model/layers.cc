@@ -1,6 +1,21 @@
 #include "model/layers.h"
 
+#include "model/low_rank.h"
+
 namespace loqal {
+
+Tensor Weights::frozen_matrix(Ops& ops, int param, const Tensor& scratch) const {
+  const Param& p = (*table)[param];
+  const Tensor x(scratch.data, X, p.rows(), p.cols());
+  if (p.format) {
+    ops.dequantize(x, table->quantized(param, frozen));
+    return x;
+  }
+  const Tensor held = table->frozen(param, frozen);
+  if (held.dtype == X) return held;
+  ops.copy(x, held);
+  return x;
+}
 
 void attention(const Run& run, int layer, const Tensor& out, const Tensor& lse, const Tensor& q,
                const Tensor& k, const Tensor& v, const AttentionShape& s) {
@@ -16,26 +31,32 @@ void attention(const Run& run, int layer, const Tensor& out, const Tensor& lse, 
 }
 
 Linear::Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group,
-               bool bias)
-    : weight_(table.add(name + ".weight", {out, in}, group, Role::matrix)) {
+               bool bias) {
+  const std::string weight = name + ".weight";
+  if (table.plan().kind == MatrixPlan::Kind::dense)
+    weight_ = table.add(weight, {out, in}, group, Role::matrix);
+  else low_rank_ = std::make_shared<LowRank>(table, weight, out, in, group);
   if (bias) bias_ = table.add(name + ".bias", {out}, group, Role::bias);
 }
 
 void Linear::forward(const Run& run, const Tensor& y, const Tensor& x,
                      const Tensor& residual) const {
   const Tensor bias = bias_ >= 0 ? run.weights.vector(bias_) : Tensor{};
+  if (low_rank_) return low_rank_->forward(run, y, x, bias, residual);
   run.ops.matmul(y, x, run.weights.matrix(weight_),
                  {.transpose_b = true, .bias = bias, .residual = residual});
 }
 
 void Linear::backward_input(const Run& run, const Tensor& dx, const Tensor& dy,
                             bool accumulate) const {
+  if (low_rank_) return low_rank_->backward_input(run, dx, dy, accumulate);
   run.ops.matmul(dx, dy, run.weights.matrix(weight_), {.accumulate = accumulate});
 }
 
 void Linear::backward_weight(const Run& run, const Grads& grads, const Tensor& dy,
                              const Tensor& x) const {
-  run.ops.matmul(grads(weight_), dy, x, {.transpose_a = true, .accumulate = grads.accumulate});
+  if (low_rank_) low_rank_->backward_weight(run, grads, dy, x);
+  else run.ops.matmul(grads(weight_), dy, x, {.transpose_a = true, .accumulate = grads.accumulate});
   if (bias_ >= 0) run.ops.bias_backward(grads(bias_), dy, grads.accumulate);
 }
 

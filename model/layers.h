@@ -1,6 +1,7 @@
 // The pieces that blocks are made of: where weights and their gradients lie, linear layers, norms,
 // and the arena that activations are carved from.
 #pragma once
+#include <memory>
 #include <string>
 
 #include "core/param_table.h"
@@ -34,7 +35,7 @@ struct Weights {
   const ParamTable* table = nullptr;
   void* master = nullptr;   ///< F32, the trainable segment, or its vectors alone
   void* compute = nullptr;  ///< the segment in type X: master itself, or in BF16
-  void* frozen = nullptr;   ///< F32, the frozen segment
+  void* frozen = nullptr;   ///< the frozen segment
   DType X = DType::F32;
   bool vectors_apart = false;  ///< master holds vectors alone
 
@@ -43,7 +44,9 @@ struct Weights {
     return vectors_apart ? table->vector_view(param, master)
                          : table->view(param, master, DType::F32);
   }
-  Tensor constant(int param) const { return table->view(param, frozen, DType::F32); }
+  Tensor constant(int param) const { return table->frozen(param, frozen); }
+  /// A frozen matrix in type X: where it lies, if it is held so, else written to `scratch`.
+  Tensor frozen_matrix(Ops& ops, int param, const Tensor& scratch) const;
 };
 
 /// The gradient buffer of one group, and whether to add to what is there.
@@ -53,10 +56,7 @@ struct Grads {
   float* base = nullptr;
   bool accumulate = false;
 
-  Tensor operator()(int param) const {
-    float* segment = base - table->group_offset(group);
-    return table->view(param, segment, DType::F32);
-  }
+  Tensor operator()(int param) const { return table->gradient(param, base); }
 };
 
 /// Keys and values of all positions of one sequence so far, layer by layer; sampling keeps them.
@@ -75,11 +75,31 @@ struct KvCache {
   }
 };
 
+/// Memory of low-rank layers, shared by all; X, as many elements as the largest of them needs.
+struct LowRankScratch {
+  Tensor weight;     ///< a matrix
+  Tensor factor;     ///< a frozen factor
+  Tensor projected;  ///< [N, R], activations after one factor
+};
+
+struct LowRankParams;
+
+/// What a refresh step asks of the backward pass, for each projected matrix (model/refresh.h).
+class GradientProbe {
+ public:
+  virtual ~GradientProbe() = default;
+  /// X [larger side of the matrix, columns], written to `scratch`: the sketch is G^T or G times it,
+  /// [smaller side, columns] (quant/subspace.h). Empty: the whole gradient is wanted instead.
+  virtual Tensor directions(const LowRankParams& m, const Tensor& scratch) = 0;
+};
+
 /// What every call of one pass shares. N = B*T rows.
 struct Run {
   Ops& ops;
   Weights weights;
   int64_t B, T;
+  LowRankScratch low_rank = {};
+  GradientProbe* probe = nullptr;  ///< of a refresh step
   KvCache cache = {};  ///< no data: none; otherwise B is 1 and the pass's first position is `past`
   int64_t N() const { return B * T; }
 };
@@ -88,7 +108,10 @@ struct Run {
 void attention(const Run& run, int layer, const Tensor& out, const Tensor& lse, const Tensor& q,
                const Tensor& k, const Tensor& v, const AttentionShape& s);
 
-/// y = x W^T + b (+ residual). W [out, in], as Hugging Face stores Linear.
+class LowRank;
+
+/// y = x W^T + b (+ residual). W [out, in], as Hugging Face stores Linear; dense and trained, or
+/// frozen with a low-rank part, as the table's plan says.
 class Linear {
  public:
   Linear(ParamTable& table, const std::string& name, int64_t out, int64_t in, int group, bool bias);
@@ -101,7 +124,8 @@ class Linear {
   void backward_weight(const Run& run, const Grads& grads, const Tensor& dy, const Tensor& x) const;
 
  private:
-  int weight_, bias_ = -1;
+  int weight_ = -1, bias_ = -1;
+  std::shared_ptr<const LowRank> low_rank_;  // null: dense
 };
 
 /// LayerNorm (GPT-2) or RMSNorm (Llama). stats F32 [1, 2N]: mean and rstd, or rstd alone.

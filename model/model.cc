@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/philox.h"
-#include "core/threads.h"
+#include "model/low_rank.h"
 
 namespace loqal {
 
@@ -20,7 +19,11 @@ int64_t logit_rows(int64_t N, int64_t V) {
 }  // namespace
 
 Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
-    : ops_(ops), config_(config), options_(options), last_{ops, {}, 0, 0} {
+    : ops_(ops),
+      config_(config),
+      options_(options),
+      table_(options.matrices),
+      last_{ops, {}, 0, 0} {
   const bool gpt2 = config.arch == Arch::gpt2;
   const int last_group = int(config.L) + 1;
   wte_ = table_.add(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight",
@@ -41,7 +44,7 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   master_ = ops.alloc((fp32 ? table_.elements() : table_.vector_elements()) * 4, "weights");
   if (options.X == DType::BF16)
     copy_ = ops.alloc(table_.elements() * 2, fp32 ? "weights (bf16 copy)" : "weights");
-  frozen_ = ops.alloc(table_.frozen_elements() * 4, "constants");
+  frozen_ = ops.alloc(table_.frozen_bytes(), low_rank() ? "weights (frozen)" : "constants");
   if (options.cache)
     cache_ =
         ops.alloc(2 * config.L * config.T * config.NKV * config.HS * int64_t(size_of(options.X)),
@@ -51,17 +54,20 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
   carve(largest, nullptr, nullptr);
   kept_ = ops.alloc(kept_bytes_, "activations");
   scratch_ = ops.alloc(scratch_bytes_, "scratch");
-  if (rope_ < 0 || ops.dry()) return;
-  std::vector<float> rotary(size_t(config.T * config.HS));
-  const int64_t half = config.HS / 2;
-  for (int64_t t = 0; t < config.T; t++)
+  if (rope_ >= 0 && !ops.dry()) upload_rotary();
+}
+
+void Model::upload_rotary() {
+  std::vector<float> rotary(size_t(config_.T * config_.HS));
+  const int64_t half = config_.HS / 2;
+  for (int64_t t = 0; t < config_.T; t++)
     for (int64_t i = 0; i < half; i++) {
       const double angle =
-          double(t) * std::pow(double(config.rope_theta), -2.0 * double(i) / double(config.HS));
-      rotary[size_t(t * config.HS + i)] = float(std::cos(angle));
-      rotary[size_t(t * config.HS + half + i)] = float(std::sin(angle));
+          double(t) * std::pow(double(config_.rope_theta), -2.0 * double(i) / double(config_.HS));
+      rotary[size_t(t * config_.HS + i)] = float(std::cos(angle));
+      rotary[size_t(t * config_.HS + half + i)] = float(std::sin(angle));
     }
-  ops.upload(table_.view(rope_, frozen_.data(), DType::F32), rotary.data());
+  ops_.upload(table_.frozen(rope_, frozen_.data()), rotary.data());
 }
 
 void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
@@ -80,11 +86,16 @@ void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
     g_ = kept.take(X, N, C);
     dh_ = kept.take(X, N, C);
   }
-  const int64_t mark = kept.used();
+  carve_low_rank(N, scratch);
+  const int64_t mark = kept.used(), blocks = scratch.used();
   for (const auto& block : blocks_) {
     if (options_.recompute || !options_.training) kept.rewind(mark);
-    scratch.rewind(0);
+    scratch.rewind(blocks);
     block->carve(run, kept, scratch);
+  }
+  if (low_rank() && options_.training) {
+    scratch.rewind(0);
+    workspace_ = scratch.take(DType::F32, 1, refresh_elements(table_));
   }
   scratch.rewind(0);
   logits_ = scratch.take(DType::F32, logit_rows(N, config_.V), config_.V);
@@ -92,78 +103,35 @@ void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
   scratch_bytes_ = scratch.high();
 }
 
-int64_t Model::real_rows(int index) const {
-  const Role role = table_[index].role;
-  return role == Role::embedding || role == Role::head ? config_.V : table_[index].rows();
-}
-
-int64_t Model::parameter_count() const {
-  int64_t n = 0;
-  for (int i = 0; i < table_.size(); i++)
-    if (table_[i].segment == Segment::trainable) n += real_rows(i) * table_[i].cols();
-  return n;
-}
-
-Tensor Model::parameter(int index) const {
-  if (options_.P == DType::F32) return table_.view(index, master_.data(), DType::F32);
-  return table_[index].shape.size() == 2 ? table_.view(index, copy_.data(), DType::BF16)
-                                         : table_.vector_view(index, master_.data());
-}
-
-void Model::set_parameter(int index, const std::vector<float>& values) {
-  const Tensor p = parameter(index);
-  LOQAL_ASSERT(int64_t(values.size()) == p.numel(), table_[index].name);
-  if (p.dtype == DType::F32) return ops_.upload(p, values.data());
-  std::vector<bf16> slab;  // the host holds the tensor once already
-  for (size_t at = 0; at < values.size(); at += slab.size()) {
-    slab.resize(std::min(values.size() - at, size_t(1) << 20));
-    std::transform(&values[at], &values[at] + slab.size(), slab.begin(), to_bf16);
-    const Tensor flat(p.data, p.dtype, 1, p.numel());
-    ops_.upload(flat.col_slice(int64_t(at), int64_t(slab.size())), slab.data());
+void Model::carve_low_rank(int64_t N, Arena& scratch) {
+  if (!low_rank()) return;
+  int64_t weight = 0, factor = 0, rank = 0;
+  for (const Param& p : table_.params()) {
+    if (p.role == Role::matrix) weight = std::max(weight, p.numel());
+    if (p.role == Role::factor && !p.trainable()) factor = std::max(factor, p.numel());
+    if (p.role == Role::factor) rank = std::max(rank, std::min(p.rows(), p.cols()));
   }
+  if (options_.training && table_.plan().kind == MatrixPlan::Kind::projected)
+    rank += kOversampling;  // of a sketch
+  low_rank_.weight = scratch.take(options_.X, 1, weight);
+  low_rank_.factor = scratch.take(options_.X, 1, factor);
+  low_rank_.projected = scratch.take(options_.X, N, rank);
 }
 
-Tensor Model::compute_copy(int index) const {
-  return has_copy() ? table_.view(index, copy_.data(), DType::BF16) : Tensor{};
-}
-
-void Model::refresh_compute_copy() {
-  if (!has_copy()) return;
-  const int64_t n = table_.elements();
-  ops_.copy(Tensor(copy_.as<bf16>(), 1, n), Tensor(master_.as<float>(), 1, n));
-}
-
-void Model::init_random(uint64_t seed) {
-  ThreadPool pool(options_.threads > 0 ? options_.threads : usable_cpus());
-  std::vector<float> host;
-  for (int i = 0; i < table_.size(); i++) {
-    const Param& p = table_[i];
-    if (p.segment == Segment::frozen) continue;
-    host.assign(size_t(p.numel()), p.role == Role::norm ? 1.0f : 0.0f);
-    if (p.shape.size() == 2) {
-      const bool into_residual =
-          config_.arch == Arch::gpt2 && p.name.find("c_proj") != std::string::npos;
-      const double deviation = into_residual ? 0.02 / std::sqrt(2.0 * double(config_.L)) : 0.02;
-      const PhiloxStream stream(seed, Purpose::init, 0, uint32_t(i));
-      pool.chunks(real_rows(i) * p.cols(), 1 << 14, [&](int64_t first, int64_t last) {
-        for (int64_t k = first; k < last; k++)
-          host[size_t(k)] = float(deviation * stream.normal(uint64_t(k)));
-      });
-    }
-    set_parameter(i, host);
-  }
-  refresh_compute_copy();
+Weights Model::weights() const {
+  return {&table_,        master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
+          frozen_.data(), options_.X,     options_.P != DType::F32};
 }
 
 Run Model::begin(const int32_t* tokens, int64_t B, int64_t T) {
   LOQAL_ASSERT(T >= 1 && T <= config_.T && B * T <= options_.B * config_.T, "batch of ", B, " x ",
                T);
-  const Weights weights{&table_, master_.data(), copy_.bytes() ? copy_.data() : master_.data(),
-                        frozen_.data(), options_.X, options_.P != DType::F32};
-  const Run run{ops_, weights, B, T};
+  Run run{ops_, weights(), B, T};
   carve(run, kept_.data(), scratch_.data());
+  run.low_rank = low_rank_;
+  run.probe = probe_;
   ops_.upload(tokens_, tokens);
-  last_.weights = weights, last_.B = B, last_.T = T;
+  last_.weights = run.weights, last_.B = B, last_.T = T;
   return run;
 }
 

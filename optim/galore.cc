@@ -14,8 +14,7 @@ std::vector<FactorShape> factor_shapes(const ParamTable& table, const GaLoreConf
     const Param& p = table[i];
     const bool projected = p.segment == Segment::trainable && config.projected(i);
     shapes.push_back(
-        {p.rows(), p.cols(),
-         projected ? std::min({config.rank, p.rows(), p.cols()}) : int64_t(0)});
+        {p.rows(), p.cols(), projected ? std::min({config.rank, p.rows(), p.cols()}) : int64_t(0)});
   }
   return shapes;
 }
@@ -35,8 +34,7 @@ std::vector<std::pair<int64_t, int64_t>> moment_shapes(const ParamTable& table,
 }  // namespace
 
 GaLore::GaLore(Ops& ops, const ParamAccess& params, const GaLoreConfig& config)
-    : ops_(ops),
-      params_(params),
+    : Optimizer(ops, params),
       config_(config),
       shapes_(factor_shapes(*params.table, config)),
       moments_(ops, moment_shapes(*params.table, shapes_), config.adam.bits) {
@@ -62,7 +60,7 @@ void GaLore::update(int group, float* grads, double scale) {
   for_group(table, group, [&](int i) {
     const ParamRule rule = params_.rule_of(i);
     if (rule.skip) return;
-    const Tensor grad = table.view(i, grads - table.group_offset(group), DType::F32);
+    const Tensor grad = table.gradient(i, grads);
     if (shapes_[size_t(i)].rank) return project(i, grad, rule, scale);
     moments_.step(i, params_.parameter(i), params_.compute_copy(i), grad,
                   adamw_args(config_.adam, rule, lr_, step_, scale, i));

@@ -14,11 +14,11 @@
 namespace loqal {
 
 struct GaLoreConfig {
-  AdamWConfig adam;                ///< of everything; decay acts on the dense weights
-  int64_t rank = 0;                ///< at most the smaller side is taken
-  double scale = 0.25;             ///< alpha
-  RefreshSchedule schedule;        ///< of P, by the step (0, 1, ...); 0 is always one
-  bool sketch = true;              ///< else by an exact decomposition
+  AdamWConfig adam;                    ///< of everything; decay acts on the dense weights
+  int64_t rank = 0;                    ///< at most the smaller side is taken
+  double scale = 0.25;                 ///< alpha
+  RefreshSchedule schedule;            ///< of P, by the step (0, 1, ...); 0 is always one
+  bool sketch = true;                  ///< else by an exact decomposition
   std::function<bool(int)> projected;  ///< which parameters; they must be 2-D and F32
   /// Told of each new P, for the log; may be empty.
   std::function<void(int param, int64_t step, const BasisReport&)> on_refresh = {};
@@ -38,12 +38,10 @@ class GaLore final : public Optimizer {
   void refresh(int param, const Tensor& grad);
   Tensor basis(int param) const;
 
-  Ops& ops_;
-  ParamAccess params_;
   GaLoreConfig config_;
   std::vector<FactorShape> shapes_;  // rank 0: not projected
   Moments moments_;
-  std::vector<int64_t> basis_at_;    // elements from the start of bases_
+  std::vector<int64_t> basis_at_;  // elements from the start of bases_
   Buffer bases_, projected_, direction_;
 };
 

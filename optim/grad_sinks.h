@@ -24,8 +24,8 @@ class StepSink : public GradSink {
 /// Whole-model gradient: accumulation over micro-batches and clipping by the global norm.
 class FullGradSink final : public StepSink {
  public:
-  FullGradSink(Ops& ops, const ParamTable& table, Optimizer& optimizer, double clip);
-  float* buffer(int group) override { return grads_.as<float>() + table_.group_offset(group); }
+  FullGradSink(Ops& ops, const ParamTable& table, Updater& updater, double clip);
+  float* buffer(int group) override { return grads_.as<float>() + table_.grad_group_offset(group); }
   bool accumulate() const override { return micro_batch_ > 0; }
   void complete(int) override {}
   void begin_step() override {}
@@ -33,9 +33,8 @@ class FullGradSink final : public StepSink {
   StepNorm finish_step() override;
 
  private:
-  Ops& ops_;
   const ParamTable& table_;
-  Optimizer& optimizer_;
+  Updater& updater_;
   double clip_;
   int micro_batch_ = 0;
   Buffer grads_;
@@ -46,7 +45,7 @@ class FullGradSink final : public StepSink {
 /// not known yet.
 class PerLayerSink final : public StepSink {
  public:
-  PerLayerSink(Ops& ops, const ParamTable& table, Optimizer& optimizer);
+  PerLayerSink(Ops& ops, const ParamTable& table, Updater& updater);
   float* buffer(int group) override { return (group == 0 ? embedding_ : layer_).as<float>(); }
   bool accumulate() const override { return false; }
   void complete(int group) override;
@@ -55,9 +54,8 @@ class PerLayerSink final : public StepSink {
   StepNorm finish_step() override;
 
  private:
-  Ops& ops_;
   const ParamTable& table_;
-  Optimizer& optimizer_;
+  Updater& updater_;
   double sum_squares_ = 0;
   Buffer embedding_, layer_;
 };

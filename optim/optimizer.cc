@@ -6,10 +6,6 @@ namespace loqal {
 
 namespace {
 
-Tensor in_group(const ParamTable& table, int param, float* grads) {
-  return table.view(param, grads - table.group_offset(table[param].group), DType::F32);
-}
-
 std::vector<std::pair<int64_t, int64_t>> trainable_shapes(const ParamTable& table) {
   std::vector<std::pair<int64_t, int64_t>> shapes;
   for (const Param& p : table.params())
@@ -32,8 +28,7 @@ Tensor Optimizer::state(const std::string& name, int param) const {
 }
 
 AdamW::AdamW(Ops& ops, const ParamAccess& params, const AdamWConfig& config)
-    : ops_(ops),
-      params_(params),
+    : Optimizer(ops, params),
       config_(config),
       moments_(ops, trainable_shapes(*params.table), config.bits) {}
 
@@ -54,7 +49,7 @@ void AdamW::update(int group, float* grads, double scale) {
   for_group(table, group, [&](int i) {
     const ParamRule rule = params_.rule_of(i);
     if (rule.skip) return;
-    moments_.step(i, params_.parameter(i), params_.compute_copy(i), in_group(table, i, grads),
+    moments_.step(i, params_.parameter(i), params_.compute_copy(i), table.gradient(i, grads),
                   adamw_args(config_, rule, lr_, step_, scale, i));
   });
 }
@@ -103,10 +98,12 @@ void AdamW::change_basis(int param, Side side, const Tensor& rotation, RefreshMo
   moments_.write(param, turned, v);
 }
 
-double group_sum_squares(Ops& ops, const ParamTable& table, int group, float* grads) {
+double Optimizer::sum_squares(int group, float* grads) {
+  const ParamTable& table = *params_.table;
   double sum = 0;
   for_group(table, group, [&](int i) {
-    const double squares = ops.sum_squares(in_group(table, i, grads));
+    if (params_.rule_of(i).skip) return;
+    const double squares = ops_.sum_squares(table.gradient(i, grads));
     if (!std::isfinite(squares))
       fail_nonfinite("the gradient of " + table[i].name + " is not finite");
     sum += squares;

@@ -24,9 +24,10 @@ struct ParamAccess {
   const ParamTable* table;
   std::function<Tensor(int)> parameter;     ///< F32, or BF16 without a copy
   std::function<Tensor(int)> compute_copy;  ///< BF16 copy to be kept equal, or empty
-  std::function<ParamRule(int)> rule = {};  ///< none: {1, Param::decays(), false}
+  std::function<ParamRule(int)> rule = {};  ///< none: as the table says
   ParamRule rule_of(int param) const {
-    return rule ? rule(param) : ParamRule{.decays = (*table)[param].decays()};
+    const Param& p = (*table)[param];
+    return rule ? rule(param) : ParamRule{.lr_factor = p.rate, .decays = p.decays()};
   }
 };
 
@@ -37,16 +38,23 @@ struct AdamWConfig {
   int bits = 32;              ///< of the moments: 32 or 8 (Moments)
 };
 
-/// A step is: begin_step(), then update() once for each group.
-class Optimizer {
+/// What becomes of a group's gradients (ParamTable::gradient) that are complete.
+class Updater {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Updater() = default;
+  /// Square of their norm, of those that update() will use; a non-finite sum throws Exit::nonfinite
+  /// and names the tensor.
+  virtual double sum_squares(int group, float* grads) = 0;
+  /// Uses them, once in a step, multiplied by `scale` (clipping).
+  virtual void update(int group, float* grads, double scale) = 0;
+};
 
+/// A step is: begin_step(), then update() once for each group.
+class Optimizer : public Updater {
+ public:
   /// Starts the next step: Adam's step count (1, 2, ...) goes up by one.
   void begin_step(double lr) { step_++, lr_ = lr; }
-  /// grads: the group's gradient, laid out as the group in the table; multiplied by `scale`
-  /// (clipping).
-  virtual void update(int group, float* grads, double scale) = 0;
+  double sum_squares(int group, float* grads) override;
 
   /// For checkpoints: what is kept for one trainable parameter, of any element type, by names such
   /// as "adam_m". With the vocabulary's padding.
@@ -58,6 +66,10 @@ class Optimizer {
   void set_step_count(int64_t step) { step_ = step; }
 
  protected:
+  Optimizer(Ops& ops, const ParamAccess& params) : ops_(ops), params_(params) {}
+
+  Ops& ops_;
+  ParamAccess params_;
   int64_t step_ = 0;
   double lr_ = 0;
 };
@@ -84,8 +96,6 @@ class AdamW final : public Optimizer {
   void change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode);
 
  private:
-  Ops& ops_;
-  ParamAccess params_;
   AdamWConfig config_;
   Moments moments_;
 };
@@ -93,10 +103,6 @@ class AdamW final : public Optimizer {
 /// What Ops::adamw needs for one parameter.
 AdamWArgs adamw_args(const AdamWConfig& config, const ParamRule& rule, double lr, int64_t step,
                      double grad_scale, int param);
-
-/// Square of the global norm of the gradients of one group; a non-finite sum throws Exit::nonfinite
-/// and names the tensor.
-double group_sum_squares(Ops& ops, const ParamTable& table, int group, float* grads);
 
 /// Calls f(i) for each trainable parameter of the group.
 void for_group(const ParamTable& table, int group, const std::function<void(int)>& f);

@@ -59,7 +59,7 @@ TEST_P(Learning, ReachesTheEntropyOfAMarkovSource) {
   EvalLoader eval_loader(val_corpus, kB, int(config.T), 1 << 20);
   model.init_random(1);
   LocalTrainer trainer(
-      model, optimizer, sink, loader,
+      model, optimizer, sink, nullptr, loader,
       {.kind = Schedule::Kind::cosine, .lr = 2e-2, .min_lr = 0, .warmup = 20, .steps = kSteps}, kB,
       config.T, 1);
   const auto never = [] { return false; };

@@ -30,7 +30,7 @@ TEST(ParamTable, OffsetsAreAlignedAndGroupedBySegment) {
   EXPECT_EQ(table.group_size(1), 512);
   EXPECT_EQ(table.group_size(2), 512);
   EXPECT_EQ(table.elements(), 1536);
-  EXPECT_EQ(table.frozen_elements(), 256);
+  EXPECT_EQ(table.frozen_bytes(), 256);
   EXPECT_EQ(table.numel(), 300 + 30 + 256 + 257);
 }
 

@@ -52,8 +52,11 @@ class Golden {
 class KeepGradients final : public GradSink {
  public:
   explicit KeepGradients(Model& model)
-      : table_(model.table()), memory_(model.ops().alloc(table_.elements() * 4, "gradients")) {}
-  float* buffer(int group) override { return memory_.as<float>() + table_.group_offset(group); }
+      : table_(model.table()),
+        memory_(model.ops().alloc(table_.grad_elements() * 4, "gradients")) {}
+  float* buffer(int group) override {
+    return memory_.as<float>() + table_.grad_group_offset(group);
+  }
   bool accumulate() const override { return accumulate_; }
   void complete(int group) override { completed.push_back(group); }
   Tensor operator()(int param) const { return table_.view(param, memory_.data(), DType::F32); }

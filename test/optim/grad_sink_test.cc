@@ -71,7 +71,7 @@ class Training {
     if (setup.per_layer) sink = std::make_unique<PerLayerSink>(*ops, model.table(), optimizer);
     else sink = std::make_unique<FullGradSink>(*ops, model.table(), optimizer, setup.clip);
     model.init_random(7);
-    trainer = std::make_unique<LocalTrainer>(model, optimizer, *sink, loader,
+    trainer = std::make_unique<LocalTrainer>(model, optimizer, *sink, nullptr, loader,
                                              Schedule{.kind = Schedule::Kind::constant, .lr = 1e-2},
                                              B, kT, A);
   }

@@ -1,0 +1,165 @@
+#include "model/refresh.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace loqal {
+
+namespace {
+
+// Largest of what directions() needs for one matrix: Omega and Adam's first moment of B.
+int64_t direction_elements(const ParamTable& table) {
+  int64_t most = 0;
+  for (int g = 0; g < table.groups(); g++)
+    for (const LowRankParams& m : low_rank_params(table, g))
+      most = std::max(most, m.shape.m() * (sketch_columns(m.shape) + m.shape.rank));
+  return most;
+}
+
+}  // namespace
+
+Refresh::Refresh(Model& model, AdamW& optimizer, const RefreshConfig& config)
+    : model_(model), ops_(model.ops()), optimizer_(optimizer), config_(config) {
+  if (config.kind == RefreshConfig::Kind::project && !model.table().plan().exact_gradient)
+    directions_ = ops_.alloc(direction_elements(model.table()) * 4, "scratch");
+}
+
+void Refresh::begin_step(int64_t step) {
+  const auto found = std::lower_bound(config_.steps.begin(), config_.steps.end(), step);
+  due_ = found != config_.steps.end() && *found == step;
+  step_ = step;
+  gap_ = due_ && found != config_.steps.begin() ? step - *(found - 1) : 0;
+  if (due_ && config_.kind == RefreshConfig::Kind::project) model_.set_probe(this);
+}
+
+void Refresh::cancel_step() {
+  due_ = false;
+  model_.set_probe(nullptr);
+}
+
+void Refresh::end_step() {
+  if (due_ && config_.kind == RefreshConfig::Kind::restart)
+    for (int i = 0; i < model_.table().size(); i++)
+      if (model_.table()[i].role == Role::matrix) restart(i);
+  cancel_step();
+}
+
+double Refresh::sum_squares(int group, float* grads) {
+  return optimizer_.sum_squares(group, grads);  // the probed factors are none of the optimizer's
+}
+
+void Refresh::update(int group, float* grads, double scale) {
+  optimizer_.update(group, grads, scale);
+  if (!due_ || config_.kind == RefreshConfig::Kind::restart) return;
+  for (const LowRankParams& m : low_rank_params(model_.table(), group)) renew(m, grads);
+}
+
+PhiloxStream Refresh::stream(Purpose purpose, int weight) const {
+  return {config_.seed, purpose, 0, uint32_t(model_.table()[weight].id), uint64_t(step_)};
+}
+
+// Omega is the same for all micro-batches of the step.
+Tensor Refresh::directions(const LowRankParams& m, const Tensor& scratch) {
+  if (model_.table().plan().exact_gradient) return {};
+  const FactorShape& s = m.shape;
+  const Tensor omega(directions_.as<float>(), s.m(), sketch_columns(s)),
+      moment(omega.as<float>() + omega.numel(), s.b_rows(), s.b_cols());
+  optimizer_.first_moment(moment, m.trained);
+  fill_omega(ops_, s, omega, moment, stream(Purpose::subspace, m.weight));
+  const Tensor x(scratch.data, scratch.dtype, omega.rows, omega.cols);
+  ops_.copy(x, omega);
+  return x;
+}
+
+// w = W_eff and the weight = w rounded.
+UpdateReport Refresh::merge(int weight, const RefreshSpace& space, const Factors& old) {
+  const Rounder rounder{model_.table().plan().rounding, stream(Purpose::merge, weight)};
+  if (model_.table()[weight].format)
+    return requantize(ops_, model_.quantized(weight), space.w_ref, old, rounder, space.scratch,
+                      space.b_scratch);
+  ops_.fill(space.scratch, 0);
+  add_product(ops_, space.scratch, old, space.b_scratch);
+  const double update = std::sqrt(ops_.sum_squares(space.scratch));
+  model_.read(weight, space.w_ref);
+  ops_.axpby(space.w_ref, 1, space.scratch, 1);
+  const double whole = std::sqrt(ops_.sum_squares(space.w_ref));
+  if (update > 0) model_.write(weight, space.w_ref);
+  return {.update_norm = whole > 0 ? update / whole : 0, .retained = 1};
+}
+
+void Refresh::renew(const LowRankParams& m, float* grads) {
+  const ParamTable& table = model_.table();
+  const FactorShape& s = m.shape;
+  const RefreshSpace space(s, table[m.weight].format, model_.workspace().as<float>());
+  const double scale = table.plan().scale;
+  const auto both = [&](const Tensor& p) { return Factors{s, p, space.b, 1.0}; };
+  MergeRecord record{.layer = table[m.weight].name, .gap = gap_};
+
+  // The old factors go into the weight; at step 0 the weight is what it was before it was rounded.
+  model_.read(m.frozen, space.old_p);
+  model_.read(m.trained, space.b);
+  if (step_ == 0 && original_ && table[m.weight].format) {
+    ops_.upload(space.w_ref, original_(m.weight).data());
+  } else {
+    const UpdateReport report = merge(m.weight, space, both(space.old_p));
+    record.update_norm = report.update_norm, record.retained = report.retained;
+  }
+
+  // The new basis, s times orthonormal, and as it is held.
+  ops_.axpby(space.old_p, float(1 / scale), space.old_p, 0);
+  ops_.copy(space.new_p, space.old_p);
+  const Tensor gradient(table.gradient(m.trained, grads).as<float>(), s.n(), sketch_columns(s));
+  const PhiloxStream completion = stream(Purpose::subspace, m.weight);
+  const BasisReport basis =
+      table.plan().exact_gradient
+          ? svd_basis(ops_, s, space.new_p, Tensor(gradient.as<float>(), s.out, s.in), completion)
+          : sketch_basis(ops_, s, space.new_p, gradient, completion);
+  record.energy = basis.energy, record.warning = basis.warning;
+  if (gap_ > 0 && config_.moments != RefreshMoments::keep) {
+    basis_change(ops_, s, space.rotation, space.new_p, space.old_p);
+    optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments);
+  }
+  ops_.axpby(space.new_p, float(scale), space.new_p, 0);
+  model_.write(m.frozen, space.new_p);
+  model_.read(m.frozen, space.new_p);
+
+  // What rounding took and the new factors can hold.
+  ops_.fill(space.b, 0);
+  if (table[m.weight].format) {
+    const Rounder rounder{table.plan().rounding, stream(Purpose::compensate, m.weight)};
+    // What lies between its parts is copied with them: the bytes of a checkpoint are a function of
+    // the run alone.
+    ops_.fill(Tensor(static_cast<float*>(space.q.data), 1, space.q.bytes() / 4), 0);
+    record.error =
+        compensate(ops_, model_.quantized(m.weight), space.w_ref, both(space.new_p),
+                   int(config_.compensate), rounder, space.scratch, space.b_scratch, space.q);
+  }
+  model_.write(m.trained, space.b);
+  records_.push_back(record);
+}
+
+void Refresh::restart(int weight) {
+  const ParamTable& table = model_.table();
+  const int up = weight + 1, down = weight + 2;  // LowRank's order
+  const FactorShape s = {table[weight].rows(), table[weight].cols(), table[up].cols()};
+  const RefreshSpace space(s, table[weight].format, model_.workspace().as<float>());
+  const bool left = s.side() == Side::left;
+  model_.read(left ? down : up, space.old_p);
+  model_.read(left ? up : down, space.b);
+  MergeRecord record{.layer = table[weight].name, .gap = gap_};
+  const UpdateReport report = merge(weight, space, {s, space.old_p, space.b, 1.0});
+  record.update_norm = report.update_norm, record.retained = report.retained;
+  model_.read(weight, space.scratch);
+  const double whole = std::sqrt(ops_.sum_squares(space.w_ref));
+  ops_.axpby(space.scratch, -1, space.w_ref, 1);
+  if (whole > 0) record.error = std::sqrt(ops_.sum_squares(space.scratch)) / whole;
+  model_.init_factors(weight, config_.seed, step_);
+  for (const int factor : {up, down})
+    optimizer_.change_basis(factor, s.side(), {}, config_.moments);
+  records_.push_back(record);
+}
+
+std::vector<MergeRecord> Refresh::take_records() { return std::exchange(records_, {}); }
+
+}  // namespace loqal

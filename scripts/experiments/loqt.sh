@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What does LoQT cost in quality, and what does it save? Methods on the same text, tokens and seeds: a Llama of 4
+# layers x 256, vocabulary 4,096, 2,048 tokens a step, rank 64, on the King James Bible. The learning rate of each
+# method is the best of short runs (a quarter of the steps). doc/loqt.md shows what came out.
+#
+#   BUDGET=MINUTES     stop after so long   [none]; the same command goes on where it was
+#   EXPERIMENT=DIR     where everything goes   [experiments/loqt]
+#   STEPS, WIDTH, LAYERS, RANK, VOCAB          [2000, 256, 4, width / 4, 4096]
+#   SEEDS, SEEDS_ONE, METHODS, RATES           ["1 2 3" of full and int8, "1" of the rest, all,
+#                      "1e-3 2e-3 5e-3 1e-2 2e-2"; one rate: no tuning]
+#   THREADS=N          [0: all]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+dir=${EXPERIMENT:-experiments/loqt}
+steps=${STEPS:-2000} width=${WIDTH:-256} layers=${LAYERS:-4} vocab=${VOCAB:-4096}
+rank=${RANK:-$((width / 4))}
+read -ra seeds <<<"${SEEDS:-1 2 3}"
+read -ra seeds_one <<<"${SEEDS_ONE:-1}"
+read -ra methods <<<"${METHODS:-full int8 nq nf4 galore lora relora}"
+read -ra rates <<<"${RATES:-1e-3 2e-3 5e-3 1e-2 2e-2}"
+start=$SECONDS
+
+# Options of a method. Embeddings, head and norms have the rate of the full method's best run.
+options() {
+  case $1 in
+  full) echo --method full ;;
+  int8 | nf4) echo --method loqt --quant "$1" --rank "$rank" ;;
+  nq) echo --method loqt --quant none --rank "$rank" ;;
+  galore) echo --method galore --rank "$rank" --scale 0.25 ;;
+  lora) echo --method lora --rank "$rank" ;;
+  relora) echo --method relora --rank "$rank" --interval $((steps / 4)) ;;
+  *) echo "loqt.sh: unknown method $1" >&2 && exit 2 ;;
+  esac
+}
+
+# ./train with what is left of the budget; at its end a Ctrl-C, which saves.
+train() {
+  local left=0
+  if [ -n "${BUDGET:-}" ]; then
+    left=$((BUDGET * 60 - (SECONDS - start)))
+    [ $left -gt 0 ] || out_of_time
+  fi
+  timeout --foreground -s INT $left ./train --train-data "$dir/tokens/train_*.bin" --val-data "$dir/tokens/val_*.bin" \
+    --tokenizer "$dir/spm.model" --eval-tokens 60000 --threads "${THREADS:-0}" --resume auto "$@" >>"$dir/output.txt" || {
+    local code=$?
+    [ $code != 124 ] || out_of_time
+    [ $code != 3 ] || return 3 # a rate that diverges is an answer
+    tail -n 3 "$dir/output.txt" >&2
+    exit $code
+  }
+}
+out_of_time() {
+  echo "loqt.sh: the budget of $BUDGET minutes is used up; the same command goes on" >&2
+  exit 0 # never in a subshell
+}
+
+# One run: OUT METHOD SEED RATE STEPS
+one() {
+  [ -e "$1/done" ] && return
+  local dense=()
+  [ "$2" = full ] || dense=(--lr-dense "$(cat "$dir/rate_full")")
+  # shellcheck disable=SC2046
+  train --out "$1" --model llama-9M --layers "$layers" --width "$width" --heads 4 --seq-len 128 --batch-size 16 \
+    --seed "$3" $(options "$2") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
+    --eval-every $(($5 / 4)) --save-every 500 --keep 1 || [ $? = 3 ]
+  rm -rf "$1"/step_*
+  touch "$1/done"
+  echo "$1: $(last_loss "$1")"
+}
+# Of the effective weights; 99 if the run diverged.
+last_loss() {
+  if ! grep -q '"kind":"end",.*"reason":"done"' "$1/log.jsonl"; then echo 99; else
+    sed -n 's/^{"kind":"eval",.*"loss":\([0-9.]*\),.*"weights":"effective".*/\1/p' "$1/log.jsonl" | tail -n 1
+  fi
+}
+
+mkdir -p "$dir/tokens" "$dir/text"
+if [ ! -e "$dir/text/train.json" ]; then
+  scripts/bible.sh | awk -v train="$dir/text/train.tmp" -v val="$dir/text/val.json" '{ print > (NR % 20 ? train : val) }'
+  mv "$dir/text/train.tmp" "$dir/text/train.json"
+fi
+[ -e "$dir/spm.model" ] || ./tokenize --train-spm --vocab "$vocab" --out "$dir/spm" "$dir/text/train.json" >"$dir/output.txt"
+for part in val train; do
+  [ -e "$dir/tokens/$part.json" ] ||
+    ./tokenize --tokenizer "$dir/spm.model" --out "$dir/tokens/$part" "$dir/text/$part.json" >>"$dir/output.txt"
+done
+
+# The best rate of a method, in DIR/rate_METHOD.
+tune() {
+  [ -e "$dir/rate_$1" ] && return
+  local losses="" rate
+  for rate in "${rates[@]}"; do
+    if [ ${#rates[@]} = 1 ]; then losses="0 $rate"; continue; fi
+    one "$dir/tuning/$1/$rate" "$1" 100 "$rate" $((steps / 4))
+    losses+="$(last_loss "$dir/tuning/$1/$rate") $rate"$'\n'
+  done
+  sort -g <<<"${losses%$'\n'}" | head -n 1 | awk '{ print $NF }' >"$dir/rate.tmp"
+  mv "$dir/rate.tmp" "$dir/rate_$1"
+}
+
+tune full
+for method in "${methods[@]}"; do
+  tune "$method"
+  case $method in full | int8) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac
+  for seed in "${chosen[@]}"; do
+    one "$dir/runs/$method/$seed" "$method" "$seed" "$(cat "$dir/rate_$method")" "$steps"
+  done
+done
+scripts/experiments/loqt_table.py "$dir"

@@ -1,0 +1,178 @@
+// The low-rank methods as a user runs them: options, resume around refreshes, logs, export, memory.
+#include <cmath>
+#include <regex>
+
+#include "core/safetensors.h"
+#include "test/async/train_cli.h"
+
+namespace loqal {
+namespace {
+
+class Method : public TrainCli {
+ protected:
+  const std::string loqt_ = tiny_ + data_ + " --method loqt --rank 4 --lr 1e-2 --interval 10";
+  const std::string val_ = " --val-data data_000001.bin --eval-every 10";
+};
+
+// Bar: resume one step before, at, and after a refresh is byte-identical. With 10 and 1.2 they are
+// at steps 0, 10 and 21, and a checkpoint's number is the next step.
+class MethodResume : public Method, public testing::WithParamInterface<const char*> {};
+
+TEST_P(MethodResume, AroundARefreshIsTheWholeByteForByte) {
+  expect(cat(tiny_, data_, " --rank 4 --lr 1e-2 --steps 32 --save-every 1 --keep 0 --out whole ",
+             GetParam()),
+         0);
+  for (const int at : {20, 21, 22}) {
+    const std::string out = cat("half", at);
+    copy(cat("whole/step_000000", at), cat("copy", at, "/step_000000", at));
+    expect(cat("--resume copy", at, " --out ", out), 0);
+    expect_same("whole/step_00000032", out + "/step_00000032");
+    EXPECT_EQ(columns(out + "/log.jsonl"), columns("whole/log.jsonl", at));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, MethodResume,
+    testing::Values("--method loqt --interval 10", "--method loqt --interval 10 --quant nf4",
+                    "--method loqt --interval 10 --optimizer adamw8bit --param-dtype bf16",
+                    "--method loqt --interval 10 --per-layer-updates --refresh-moments rotate",
+                    "--method galore --interval 10", "--method lora --quant int8",
+                    "--method relora --interval 10 --quant none"),
+    [](const auto& info) {
+      std::string name = "o";
+      for (const char* c = info.param; *c; c++)
+        if (std::isalnum(*c)) name += *c;
+      return name;
+    });
+
+TEST_F(Method, MergeRecordsFollowTheSchedule) {
+  expect(loqt_ + " --steps 50", 0);
+  std::vector<int64_t> steps;
+  for (const Json& r : records("out/log.jsonl", "merge")) {
+    if (r["layer"] != "model.layers.0.self_attn.q_proj.weight") continue;
+    steps.push_back(r["step"].get<int64_t>());
+    EXPECT_GE(r["retained"].get<double>(), 0.8) << "int8, stochastic: unbiased (spec 2)";
+    EXPECT_LE(r["error"].get<double>(), 0.0092 * 1.05);
+  }
+  // Refreshes at 0, 10, 21, 32 and none closer than 10 to the end; a step's line has its number
+  // + 1.
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 11, 22, 33}));
+  EXPECT_EQ(records("out/log.jsonl", "merge").size(), 4u * 14u);
+}
+
+// Issue, 7: the export is the effective weights; what the last evaluation was made with.
+TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
+  expect(loqt_ + val_ + " --quant nf4 --steps 30 --save-every 15 --export hf", 0);
+  EXPECT_EQ(slurp("out/step_00000030/model.safetensors"), slurp("hf/model.safetensors"));
+  EXPECT_FALSE(exists("out/step_00000015/model.safetensors"));
+  const std::vector<Json> evals = records("out/log.jsonl", "eval");
+  ASSERT_EQ(evals.size(), 5u);  // 0, 10, 20, 30, and 30 once more
+  EXPECT_EQ(evals[3]["weights"], "effective");
+  EXPECT_EQ(evals[4]["weights"], "merged");
+  EXPECT_EQ(evals[4]["step"], 30);
+  EXPECT_NE(evals[4]["loss"], evals[3]["loss"]) << "NF4 without factors is another model";
+  const std::string loss = cat("loss ", [&] {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.5f", evals[3]["loss"].get<double>());
+    return std::string(text);
+  }());
+  const std::string val = " --eval-only --val-data data_000001.bin";
+  expect("--resume out" + val, 0, {loss});
+  expect("--init hf" + val, 0, {loss});
+  expect("--resume out/step_00000015 --export hf15", 0);
+  expect("--resume out/step_00000015" + val, 0);
+}
+
+TEST_F(Method, FineTuningStartsFromTheFloatWeights) {
+  expect(tiny_ + data_ + " --steps 20 --lr 1e-2 --out base", 0);
+  for (const char* method : {"loqt --quant nf4", "lora", "galore"}) {
+    const std::string out = std::string("tuned_") + std::string(method).substr(0, 4);
+    expect(cat(data_, " --init base/step_00000020 --method ", method,
+               " --rank 4 --steps 3 --lr 0 --lr-schedule constant --out ", out),
+           0);
+    double squares = 0, difference = 0;
+    const SafetensorsReader before(dir_ / "base/step_00000020/model.safetensors"),
+        after(dir_ / (out + "/step_00000003/model.safetensors"));
+    for (const TensorInfo& t : before.tensors()) {
+      std::vector<float> a(size_t(t.numel())), b(a.size());
+      read_floats(before, t.name, a.data());
+      read_floats(after, t.name, b.data());
+      for (size_t i = 0; i < a.size(); i++) {
+        squares += double(a[i]) * double(a[i]);
+        difference += std::pow(double(a[i]) - double(b[i]), 2);
+      }
+    }
+    const double moved = std::sqrt(difference / squares);
+    if (std::string(method).starts_with("loqt")) EXPECT_LT(moved, 0.0920);  // compensated
+    else EXPECT_LT(moved, 1e-6) << method;
+  }
+}
+
+TEST_F(Method, SamplesAndEvaluatesWithoutTheOptionsOfTheRun) {
+  expect(loqt_ + " --steps 12", 0);
+  expect("--resume out --eval-only --val-data data_000001.bin", 0, {"loss"});
+  expect("--init out/step_00000012 --eval-only --val-data data_000001.bin", 0, {"loss"});
+}
+
+// Q15, Q16 and the options' contract: what cannot be is refused while parsing, with the way out.
+TEST_F(Method, ContradictionsAreRefused) {
+  const std::string base = tiny_ + data_ + " --steps 5 ";
+  const auto refused = [&](const std::string& options, const std::vector<std::string>& parts) {
+    expect(base + options, 2, parts);
+    EXPECT_FALSE(exists("out")) << options;
+  };
+  for (const char* option :
+       {"--rank 4", "--quant int8", "--scale 0.5", "--interval 5", "--growth 1.1", "--compensate 3",
+        "--subspace svd", "--lr-dense 1e-3"}) {
+    const std::string name = std::string(option).substr(0, std::string(option).find(' '));
+    refused(option, {name, "not used by --method full", "loqt"});
+  }
+  refused("--method loqt --workers 2", {"--method loqt", "--workers"});
+  refused("--method galore --quant int8", {"--quant", "not used by --method galore"});
+  refused("--method lora --interval 5", {"--interval", "not used by --method lora"});
+  refused("--method loqt --quant none --rounding nearest", {"--rounding", "--quant none"});
+  refused("--method loqt --quant none --compensate 2", {"--compensate", "--quant none"});
+  refused("--method loqt --quant nf4 --quant-block 128", {"--quant-block 128", "nf4", "64"});
+  refused("--method loqt --quant-block 100", {"--quant-block 100", "64, 128 or 256"});  // Q2
+  refused("--method loqt --quant-block 1024", {"--quant-block 1024"});
+  refused("--method loqt --max-gap 50", {"--max-gap 50", "--interval 100"});
+  refused("--method loqt --per-layer-updates --grad-accum 2", {"--grad-accum 2"});
+  refused("--method galore --param-dtype bf16", {"--param-dtype bf16", "galore"});
+  refused("--method qlora", {"--method qlora", "loqt"});
+  refused("--method loqt --growth -1", {"--growth -1"});
+}
+
+TEST_F(Method, AResumeKeepsTheMethod) {
+  expect(loqt_ + " --steps 12", 0);
+  expect("--resume out --steps 14 --rank 8", 2, {"--rank was 4, now 8"});
+  expect("--resume out --steps 14 --quant nf4", 2, {"--quant was \"int8\", now \"nf4\""});
+  expect("--resume out --steps 14 --interval 11", 2, {"--interval was 10, now 11"});
+  expect("--resume out --steps 14", 0);
+}
+
+TEST_F(Method, DryRunTellsTensorsAndRefreshes) {
+  expect("--dry-run --model llama-60M --method loqt --rank 20 --steps 10000", 0,
+         {"rank 20", "0 100 201 302 403 505", "model.layers.0.mlp.down_proj.weight.P", "int8-128",
+          "frozen", "trained", "below 1/16 of the width"});
+}
+
+// Bar: weights and optimizer state in the unit of the paper's table, bytes / (2^20 1000).
+TEST_F(Method, MemoryOfThePapersTable) {
+  const std::tuple<const char*, int, double> rows[] = {
+      {"60M", 128, 0.180}, {"130M", 256, 0.400}, {"350M", 256, 0.890}, {"1B", 512, 3.05}};
+  for (const auto& [size, rank, bar] : rows) {
+    const Outcome o = expect(cat("--dry-run --model llama-", size, " --method loqt --rank ", rank,
+                                 " --param-dtype bf16 --optimizer adamw8bit --batch-size 1"),
+                             0);
+    double sum = 0;
+    const std::regex line("\n  (weights|optimizer state)[^\n]*? +([\\d.]+) MiB");
+    for (std::sregex_iterator m(o.output.begin(), o.output.end(), line), end; m != end; ++m)
+      sum += std::stod((*m)[2]) / 1000;
+    EXPECT_LE(sum, bar) << size;
+    EXPECT_GE(sum, 0.97 * bar) << size << ": something is not counted\n" << o.output;
+    std::printf("%s: %.4f, bar %.3f\n", size, sum, bar);
+  }
+}
+
+}  // namespace
+}  // namespace loqal
