@@ -49,7 +49,7 @@ HASH := \#
 comma := ,
 probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
-ifneq ($(filter-out help clean quickstart bundle gpu-check test test-long sanitize bench bench-data format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean quickstart bundle gpu-check test test-long sanitize bench bench-data bench-local-sgd format,$(or $(MAKECMDGOALS),all)),)
   ifndef WITH_DNNL
     WITH_DNNL := $(call probe,dnnl.hpp,-ldnnl -fopenmp)
   endif
@@ -89,10 +89,10 @@ endif
 LIB_SRC  := $(filter-out %_main.cc,$(wildcard core/*.cc ops/*.cc ops/cpu/*.cc data/*.cc quant/*.cc optim/*.cc \
               model/*.cc async/*.cc))
 TEST_SRC := $(filter-out test/cuda_emulation/%,$(wildcard test/*/*_test.cc))
-ifeq ($(MODE),tsan)  # what starts threads, one step of each model, the engine of Local-SGD
-  LIB_SRC  := $(filter core/% ops/% data/% quant/% optim/% model/%,$(LIB_SRC)) $(addprefix async/,devices.cc engine.cc scheduler.cc server.cc task_pool.cc)
+ifeq ($(MODE),tsan)  # what starts threads, one step of each model, Local-SGD
+  LIB_SRC  := $(filter-out $(addprefix async/,commands.cc dry_schedule.cc plain_training.cc run_lock.cc training_run.cc),$(LIB_SRC))
   TEST_SRC := test/core/threads_test.cc test/core/in_order_test.cc $(wildcard test/ops/*_test.cc) test/model/parity_test.cc \
-    test/async/engine_test.cc test/async/toy_test.cc test/async/coverage_test.cc
+    $(addprefix test/async/,engine_test.cc toy_test.cc coverage_test.cc local_sgd_work_test.cc)
 endif
 ifeq ($(MODE),cuda-tsan)
   LIB_SRC  := $(filter core/% ops/%,$(LIB_SRC))
@@ -105,7 +105,7 @@ DEP_FILES := $(LIB_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
-.PHONY: FORCE all test-programs test test-long quickstart bundle gpu-check bench bench-data lint format sanitize clean help summary
+.PHONY: FORCE all test-programs test test-long quickstart bundle gpu-check bench bench-data bench-local-sgd lint format sanitize clean help summary
 .DELETE_ON_ERROR:
 
 all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
@@ -220,12 +220,16 @@ sanitize:             ## the tests under ASan+UBSan, threads and kernels under T
 	  build/cuda-tsan/run_cuda_tests --gtest_brief=1 --gtest_filter='Ops/*:Planted*'; fi
 # Left out: what needs minutes there and adds no code (golden trajectories and texts, repetitions, threads: TSan has them), or is about the release programs.
 ASAN_TESTS := *-ReferenceTest*:SharedSpm*:*ReferenceStories:*SignalsLeaveNoTrace:*AtAnyMoment*:Memory*:*Toy*:*CPU2*:*RepeatTest*:ThreadsTest*:*KilledTwenty*:*KillAtRandom*:*LocalSgdResume*:Learning*:CheckIncludes*:Plot*:InstallDeps*:Readme*:Documents*:Quickstart*:C4*
-TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*:Engine*:*EngineMethods*:*ToyGolden*dn_dylu_grace:Coverage*
+TSAN_TESTS := ThreadPool*:InOrder*:Threads*:*Parity*:Engine*:*EngineMethods*:*ToyGolden*dn_dylu_grace:Coverage*:*LocalSgdWork*dn_dylu
 
 bench:                ## training steps against PyTorch (OpenBLAS), as ratios; build/bench.json
 	@scripts/install_deps.sh bench
 	@$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/step_bench
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(PYTHON) test/bench/compare.py --bench $(BUILD)/step_bench --out build/bench.json
+
+bench-local-sgd:      ## what Local-SGD costs beside its local steps
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BIN)/train
+	@$(PYTHON) test/bench/local_sgd_overhead.py --train $(BIN)/train
 
 bench-data:           ## ./tokenize against a Python pipeline and the bare SentencePiece library
 	@scripts/install_deps.sh bench

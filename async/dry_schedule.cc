@@ -24,8 +24,8 @@ std::string short_list(const std::vector<double>& values, const char* form, doub
 void print_method(std::ostream& out, const std::string& name, const ScheduleConfig& config,
                   int64_t steps) {
   Scheduler s(config);
-  const int64_t most = std::max<int64_t>(
-      {2000, kMostPushes * 4 / s.workers(), int64_t(4) * s.workers()});
+  const int64_t most =
+      std::max<int64_t>({2000, kMostPushes * 4 / s.workers(), int64_t(4) * s.workers()});
   while ((s.local_steps() < steps || (config.sync && !s.idle())) && s.pushes() < most)
     if (!s.next_push()) s.restart();
   // Longer runs go on like that.

@@ -42,24 +42,29 @@ void Engine::begin(const Job& job) {
 void Engine::await(int worker) {
   Flight& flight = flights_[size_t(worker)];
   if (flight.computed) return;
-  pool_.wait(worker);
+  try {
+    pool_.wait(worker);
+  } catch (const Error& e) {  // after a resume: a push that is refused
+    flight.round = {{}, e.what()};
+    flight.error = std::current_exception();
+  }
   flight.computed = true;
 }
 
 Commit Engine::next() {
-  std::optional<Arrival> arrival = scheduler_.next_push();
-  if (!arrival) {
+  if (!scheduler_.next_worker())
     for (const Job& job : scheduler_.restart()) begin(job);
-    arrival = scheduler_.next_push();
-    LOQAL_ASSERT(arrival, "nobody computes");
-  }
-  const int worker = arrival->job.worker;
+  const std::optional<int> next = scheduler_.next_worker();
+  LOQAL_ASSERT(next, "nobody computes");
+  const int worker = *next;
   Flight& flight = flights_[size_t(worker)];
   await(worker);
-  Commit commit{*arrival, std::move(flight.round), {}};
+  if (flight.error) std::rethrow_exception(flight.error);
+  Commit commit{*scheduler_.next_push(), std::move(flight.round), {}};
+  const Arrival& arrival = commit.arrival;
   Push push{.worker = worker,
-            .steps = arrival->job.steps,
-            .staleness = arrival->staleness(),
+            .steps = arrival.job.steps,
+            .staleness = arrival.staleness(),
             .failure = commit.round.failure};
   if (push.failure.empty()) push.delta = trainers_[size_t(worker)]->delta();
   if (config_.keep_starts) push.start = flight.start;
@@ -76,10 +81,15 @@ void Engine::finish_rounds() {
 }
 
 int Engine::unfinished_rounds() const {
-  int rounds = 0;
+  int n = 0;
   for (int w = 0; w < scheduler_.workers(); w++)
-    rounds += scheduler_.running(w) && !flights_[size_t(w)].computed;
-  return rounds;
+    n += scheduler_.running(w) && !flights_[size_t(w)].computed;
+  return n;
+}
+
+bool Engine::failed(int worker) const {
+  const Flight& flight = flights_[size_t(worker)];
+  return scheduler_.running(worker) && flight.computed && !flight.round.failure.empty();
 }
 
 Json Engine::state() const {

@@ -41,13 +41,16 @@ class Engine {
   /// Lets workers restart that are due, then waits for the next push and gives it to the server;
   /// in synchronous mode the last one of a round also ends it. A worker whose push is distrusted
   /// begins its next round with a new inner optimizer. What a worker's round threw comes out when
-  /// its push is due.
+  /// its push is due, before anything has changed: state() is that of a run in which this push will
+  /// be refused.
   Commit next();
 
   /// Computes all rounds in flight. Then state() and the trainers' delta() and optimizers are all
   /// that is to be saved of them.
   void finish_rounds();
   int unfinished_rounds() const;  ///< in flight, that finish_rounds() may have to wait for
+  /// The worker's round in flight is computed and has no result.
+  bool failed(int worker) const;
   Json state() const;
   /// After the scheduler was restored, whose running jobs are taken as computed: the caller puts
   /// their deltas, and starts if pushes carry them, into place.
@@ -62,6 +65,7 @@ class Engine {
     Round round;
     bool computed = false;  // the round is there
     bool fresh = false;     // the next round begins with a new inner optimizer
+    std::exception_ptr error;
   };
 
   void begin(const Job& job);

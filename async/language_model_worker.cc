@@ -4,6 +4,13 @@
 
 namespace loqal {
 
+RoundData::RoundData(const Job& job, Corpus& corpus, const Options& o, int64_t T)
+    : rows(uint64_t(o.batch_size * o.grad_accum)),
+      loader(corpus, int(o.batch_size), int(T), uint64_t(o.seed), job.shard, int(o.local.workers)),
+      end(uint64_t(job.first_step + job.steps) * rows) {
+  loader.seek(uint64_t(job.first_step) * rows);
+}
+
 LanguageModelWorker::LanguageModelWorker(std::unique_ptr<Ops> ops, const ModelConfig& config,
                                          const Options& options, std::unique_ptr<Corpus> corpus,
                                          const std::atomic<bool>& stop, std::mutex* turn)
@@ -44,14 +51,9 @@ Round LanguageModelWorker::train(const Job& job, std::span<const float> start, b
   const auto turn = turn_ ? std::unique_lock(*turn_) : std::unique_lock<std::mutex>();
   if (fresh) parts_.optimizer->reset();
   set_weights(start);
-  const int64_t B = options_.batch_size, T = config_.T;
-  const uint64_t rows = uint64_t(B * options_.grad_accum), first = uint64_t(job.first_step) * rows,
-                 end = first + uint64_t(job.steps) * rows;
-  TrainLoader loader(*corpus_, int(B), int(T), uint64_t(options_.seed), job.shard,
-                     int(options_.local.workers));
-  loader.seek(first);
+  auto [rows, loader, end] = RoundData(job, *corpus_, options_, config_.T);
   LocalTrainer trainer(*parts_.model, *parts_.optimizer, *parts_.sink, nullptr, loader,
-                       schedule_of(options_), B, T, options_.grad_accum);
+                       schedule_of(options_), options_.batch_size, config_.T, options_.grad_accum);
   Round round;
   while (loader.position() < end) {
     const Clock::time_point begin = Clock::now();

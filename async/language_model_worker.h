@@ -11,6 +11,14 @@
 
 namespace loqal {
 
+/// The data of a job: the loader of its shard at the first row, and the row behind its last.
+struct RoundData {
+  RoundData(const Job& job, Corpus& corpus, const Options& options, int64_t T);
+  uint64_t rows;  ///< of a step
+  TrainLoader loader;
+  uint64_t end;
+};
+
 class LanguageModelWorker final : public Trainer {
  public:
   /// `corpus` is this worker's own. `stop` ends a round early, whose result nobody will use then.

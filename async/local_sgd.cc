@@ -26,9 +26,9 @@ Options options_of_worker(const Options& o) {
 LocalSgd::LocalSgd(const WorkEnvironment& e,
                    const std::function<std::unique_ptr<Corpus>()>& open_corpus)
     : e_(e),
-      threads_(std::min(e.options.device == "cpu" ? threads_of(e.options)
-                                                  : int64_t(e.options.gpus.size()),
-                        e.options.local.workers)),
+      threads_(std::min(
+          e.options.device == "cpu" ? threads_of(e.options) : int64_t(e.options.gpus.size()),
+          e.options.local.workers)),
       turns_(e.options.gpus.size()) {
   Options mine = options_of_worker(e.options);
   for (int64_t w = 0; w < e.options.local.workers; w++) {
@@ -54,10 +54,11 @@ void LocalSgd::begin() {
   lent_ = 0;
 }
 
-// Whoever has just pushed does not compute, and its model is free until it restarts.
+// Whoever has just pushed does not compute, and its model is free until it restarts. So is that of
+// a round without a result.
 int LocalSgd::idle_worker() const {
   for (int w = 0; w < scheduler_->workers(); w++)
-    if (!scheduler_->running(w)) return w;
+    if (!scheduler_->running(w) || engine_->failed(w)) return w;
   LOQAL_ASSERT(false, "all workers compute");
   return 0;
 }
@@ -77,13 +78,7 @@ bool LocalSgd::advance() {
   const Clock::time_point begin = Clock::now();
   const int64_t before = step();
   lent_ = -1;
-  Commit commit;
-  try {
-    commit = engine_->next();
-  } catch (...) {
-    broken_ = true;
-    throw;
-  }
+  const Commit commit = engine_->next();
   log_steps(commit, before);
   log_push(commit, std::chrono::duration<double>(Clock::now() - begin).count());
   const int64_t many = std::max<int64_t>(16, 4 * e_.options.local.workers);
@@ -163,19 +158,11 @@ void LocalSgd::log_push(const Commit& commit, double seconds) {
 }
 
 void LocalSgd::settle() {
-  if (!broken_) {
-    const int rounds = engine_->unfinished_rounds();
-    if (rounds > 0 && stop_signal())
-      e_.console->line(cat("finishing ", rounds, rounds == 1 ? " round that is" : " rounds that are",
-                           " being computed, to save them; a second signal would lose them"));
-    try {
-      engine_->finish_rounds();
-    } catch (...) {
-      broken_ = true;
-      throw;
-    }
-  }
-  if (broken_) fail("a round ended in its middle: what the workers hold cannot be saved");
+  const int rounds = engine_->unfinished_rounds();
+  if (rounds > 0 && stop_signal())
+    e_.console->line(cat("finishing ", rounds, rounds == 1 ? " round that is" : " rounds that are",
+                         " being computed, to save them; a second signal would lose them"));
+  engine_->finish_rounds();
 }
 
 void LocalSgd::add_state(Json& state) {

@@ -41,13 +41,12 @@ class LocalSgd final : public Work {
                    std::span<float> segment);
 
   const WorkEnvironment e_;
-  int64_t threads_;  // that compute rounds
+  int64_t threads_;               // that compute rounds
   std::deque<std::mutex> turns_;  // of each GPU
   std::vector<std::unique_ptr<LanguageModelWorker>> workers_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;
   std::atomic<bool> stop_ = false;
-  bool broken_ = false;             // a round failed in the middle: nothing can be saved any more
   int lent_ = -1;                   // the worker whose model holds the server's weights, or -1
   int64_t tokens_ = 0, payload_;    // bytes of one transfer
   double seconds_per_step_ = 0;     // of wall clock, on average

@@ -104,6 +104,7 @@ void check_outer(const Options& o) {
 }
 
 std::vector<Device> devices_of(const LocalSgdOptions& l) {
+  if (!l.devices.empty()) return l.devices;
   if (!l.device_profile.empty()) return devices_of_profile(l.device_profile, l.workers);
   if (!l.device_speeds.empty()) return devices_of_speeds(l.device_speeds, l.workers);
   return heterogeneous_devices(l.heterogeneity, l.workers);
@@ -133,6 +134,15 @@ void complete_local_sgd(Options& o) {
     fail_usage(
         "--param-dtype bf16 contradicts --workers: a round's small change of the weights "
         "would be lost in their rounding");
+}
+
+void take_saved_devices(Options& o, const Json& state, const std::string& where) {
+  if (!o.local.on() || o.is_given("--device-profile")) return;
+  const std::string at = where + ": local_sgd";
+  const Json saved = get<Json>(get<Json>(state, "local_sgd", where), "scheduler", at);
+  o.local.devices = Scheduler::devices_of(saved, at + ": scheduler");
+  if (int64_t(o.local.devices.size()) != o.local.workers)
+    fail(cat(at, ": ", o.local.devices.size(), " devices, expected ", o.local.workers));
 }
 
 int64_t steps_of_shard(const Options& o) {

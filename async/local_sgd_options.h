@@ -26,6 +26,7 @@ struct LocalSgdOptions {
   double delay_compensation = 0;
   std::string shard_sampling;
   std::string heterogeneity = "none", device_speeds, device_profile;
+  std::vector<Device> devices;  ///< those of the run that is resumed; none: the options name them
 
   /// Otherwise it is plain training.
   bool on() const { return workers > 1 || sync || async; }
@@ -36,6 +37,10 @@ void add_local_sgd(OptionTable& table, LocalSgdOptions& options);
 /// Derived values and contradictions, the devices' included. Usage error also if one of these
 /// options is given for plain training.
 void complete_local_sgd(Options& options);
+
+/// For a resume: the devices of the run whose state.json `state` is, unless --device-profile is
+/// given anew: its file may be gone.
+void take_saved_devices(Options& options, const Json& state, const std::string& where);
 
 /// What the engine's parts are told; for options that are complete. bytes: of one push and one
 /// pull.

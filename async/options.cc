@@ -1,8 +1,8 @@
 #include "async/options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <limits>
 #include <map>

@@ -39,16 +39,23 @@ int Scheduler::in_flight() const {
                            [](const std::optional<Job>& job) { return job.has_value(); }));
 }
 
-std::optional<Arrival> Scheduler::next_push() {
-  std::optional<Job>* first = nullptr;
-  for (std::optional<Job>& job : running_)  // the lowest worker on ties
+std::optional<int> Scheduler::next_worker() const {
+  const std::optional<Job>* first = nullptr;
+  for (const std::optional<Job>& job : running_)  // the lowest worker on ties
     if (job && (!first || job->arrival < (*first)->arrival)) first = &job;
-  if (!first) return {};
-  const double arrival = (*first)->arrival;
-  if (!config_.sync && window_ && arrival - *window_ > config_.grace) return {};
-  const Arrival result{**first, pushes_++, version_};
-  first->reset();
-  time_ = std::max(time_, arrival);
+  const bool closed =
+      first && !config_.sync && window_ && (*first)->arrival - *window_ > config_.grace;
+  if (!first || closed) return {};
+  return (*first)->worker;
+}
+
+std::optional<Arrival> Scheduler::next_push() {
+  const std::optional<int> worker = next_worker();
+  if (!worker) return {};
+  std::optional<Job>& first = running_[size_t(*worker)];
+  const Arrival result{*first, pushes_++, version_};
+  first.reset();
+  time_ = std::max(time_, result.job.arrival);
   window_ = std::min(window_.value_or(time_), time_);
   local_steps_ += result.job.steps;
   computing_[size_t(result.job.worker)] += result.job.computed - result.job.pulled;
@@ -151,6 +158,15 @@ Json devices_json(const std::vector<Device>& devices) {
 }
 
 }  // namespace
+
+std::vector<Device> Scheduler::devices_of(const Json& state, const std::string& where) {
+  std::vector<Device> devices;
+  for (const auto& d : get<std::vector<std::vector<double>>>(state, "devices", where)) {
+    if (d.size() != 5) fail(cat(where, ": a device has 5 numbers"));
+    devices.push_back({d[0], d[1], d[2], d[3], d[4]});
+  }
+  return devices;
+}
 
 Json Scheduler::state() const {
   Json state = {{"devices", devices_json(config_.devices)},

@@ -75,7 +75,9 @@ class Scheduler {
   /// both uniform where all are alike.
   explicit Scheduler(const ScheduleConfig& config, Sampler sampler = {});
 
-  /// The next push; the clock moves to it. None: the window is closed (or nobody computes).
+  /// Whose push is the next. None: the window is closed (or nobody computes).
+  std::optional<int> next_worker() const;
+  /// That push; the clock moves to it.
   std::optional<Arrival> next_push();
   /// Closes the window: new rounds, starting now, for all workers that have none, in their order.
   std::vector<Job> restart();
@@ -98,6 +100,8 @@ class Scheduler {
   Json state() const;
   /// Error if the state is not one of this configuration.
   void restore(const Json& state, const std::string& where);
+  /// What a state says of the devices.
+  static std::vector<Device> devices_of(const Json& state, const std::string& where);
 
  private:
   int in_flight() const;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <thread>
 #include <utility>
 
@@ -34,9 +35,12 @@ void watch_signals() {
   signal(SIGPIPE, SIG_IGN);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);  // threads that start later inherit it
   std::thread([set] {
-    for (int signal = 0; sigwait(&set, &signal) == 0;)
+    for (int signal = 0; sigwait(&set, &signal) == 0;) {
       if (g_signal.exchange(signal) != 0)
         _exit(signal_exit_code(signal));  // renames: no file is torn
+      std::fprintf(stderr, "%sfinishing what has begun; a second signal ends at once\n",
+                   isatty(STDERR_FILENO) ? "\n" : "");
+    }
   }).detach();
 }
 

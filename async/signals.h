@@ -1,4 +1,5 @@
-// Ctrl-C, SIGTERM and SIGHUP: the first asks the run to save and end, the second ends it at once.
+// Ctrl-C, SIGTERM and SIGHUP: the first asks the run to save and end, and says so at once, as a
+// round of Local-SGD may take minutes; the second ends it at once.
 #pragma once
 
 namespace loqal {

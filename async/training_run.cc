@@ -94,6 +94,7 @@ void TrainingRun::prepare() {
     saved_ = read_checkpoint_state(checkpoint_);
     const std::string where = checkpoint_ + "/state.json";
     take_saved_options(o_, get<Json>(saved_, "options", where), where, notice_);
+    take_saved_devices(o_, saved_, where);
   }
   complete_options(o_);
   origin_ = !checkpoint_.empty() ? checkpoint_ : o_.init == "random" ? "" : o_.init;

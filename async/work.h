@@ -40,7 +40,6 @@ class Work {
   virtual bool at_rest() const { return true; }
 
   /// Completes what is being computed; then tensors() and add_state() are what a save needs.
-  /// Error if they are not whole any more.
   virtual void settle() {}
   virtual void add_state(Json& state) = 0;
   /// Of state.json; model() holds its weights, begin() was called. The tensors follow.

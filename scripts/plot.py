@@ -170,7 +170,7 @@ def plot(runs, names, output):
     axes[0].set_ylim(*loss_limits(runs))
     handles, labels = axes[0].get_legend_handles_labels()
     if len(names) <= 3:
-        axes[-1].legend(handles, labels, frameon=False, loc="upper right")
+        axes[-1].legend(handles, labels, edgecolor="none", loc="upper right")  # may lie over curves
     else:
         figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     save(figure, output)
@@ -193,7 +193,7 @@ def plot_schedule(path, output):
     figure, (timeline, histogram) = plt.subplots(
         1, 2, figsize=(13, 1.6 + 0.45 * min(workers, 16)), width_ratios=(3, 1), layout="constrained")
     parts = (("pull", "t_start", "t_pulled", "C2"), ("compute", "t_pulled", "t_computed", "C0"),
-             ("push", "t_computed", "t_virtual", "C3"))
+             ("push", "t_computed", "t_virtual", "C1"))
     for name, begin, end, color in parts:
         timeline.barh([push["worker"] for push in shown], [push[end] - push[begin] for push in shown],
                       left=[push[begin] for push in shown], height=0.7, color=color, edgecolor="white",
@@ -204,8 +204,11 @@ def plot_schedule(path, output):
     timeline.set_xlabel("virtual time (s); black: the server applies, red: it refuses")
     timeline.set_yticks(range(workers), [f"worker {worker}" for worker in range(workers)])
     timeline.invert_yaxis()
+    if any(push["t_computed"] - push["t_pulled"] < push["t_virtual"] - push["t_start"] for push in shown):
+        timeline.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
     stale = [push["staleness"] for push in pushes]
     histogram.bar(range(max(stale) + 1), [stale.count(value) for value in range(max(stale) + 1)], color="C0")
+    histogram.xaxis.get_major_locator().set_params(integer=True)
     histogram.set_xlabel(f"staleness of {len(pushes)} pushes (mean {sum(stale) / len(stale):.2f})")
     for axis in (timeline, histogram):
         axis.spines[["top", "right"]].set_visible(False)

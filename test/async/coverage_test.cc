@@ -7,6 +7,7 @@
 
 #include "async/devices.h"
 #include "async/engine.h"
+#include "async/language_model_worker.h"
 #include "core/json.h"
 #include "data/loader.h"
 #include "data/shard_writer.h"
@@ -15,7 +16,7 @@
 namespace loqal {
 namespace {
 
-constexpr int kB = 2, kT = 8, kIds = 5402;
+constexpr int kB = 2, kT = 8, kIds = 5402, kEpochs = 3;
 
 /// cases/inputs/r21_cover_*: seven shards of these lengths whose 5,402 ids are all different.
 class CoverShards {
@@ -42,22 +43,27 @@ class CoverShards {
   std::vector<std::string> names_;
 };
 
-/// Trains nothing: notes which targets a round was to see, by the shard's epoch.
+/// Trains nothing: notes which targets a LanguageModelWorker would see in a round, by the shard's
+/// epoch.
 class Reader final : public Trainer {
  public:
-  Reader(const CoverShards& shards, int workers) : corpus_(shards.open()), workers_(workers) {}
+  Reader(const CoverShards& shards, int workers) : corpus_(shards.open()) {
+    options_.batch_size = kB;
+    options_.local.workers = workers;
+  }
   Round train(const Job& job, std::span<const float>, bool) override {
-    TrainLoader loader(*corpus_, kB, kT, 1, job.shard, workers_);
-    loader.seek(uint64_t(job.first_step) * kB);
+    auto [rows, loader, end] = RoundData(job, *corpus_, options_, kT);
     std::vector<int32_t> tokens(kB * kT), targets(kB * kT);
     Round round;
-    for (int64_t s = 0; s < job.steps; s++) {
+    while (loader.position() < end) {
       const uint64_t position = loader.position();
       loader.next(tokens.data(), targets.data());
       for (int i = 0; i < kB * kT; i++)  // a batch may cross epochs
         seen[(position + uint64_t(i / kT)) / loader.rows_per_epoch()].push_back(targets[size_t(i)]);
       round.steps.push_back({.targets = kB * kT});
     }
+    EXPECT_EQ(int64_t(round.steps.size()), job.steps);
+    EXPECT_EQ(rows, uint64_t(kB));
     return round;
   }
   std::span<float> delta() override { return delta_; }
@@ -66,7 +72,7 @@ class Reader final : public Trainer {
 
  private:
   std::unique_ptr<Corpus> corpus_;
-  const int workers_;
+  Options options_;
   std::vector<float> delta_ = {0};
 };
 
@@ -99,35 +105,45 @@ TEST(Coverage, EveryTokenIsATargetOnceAnEpochOrInTheDroppedCount) {
     for (const Sampling sampling : {Sampling::progress, Sampling::fewest, Sampling::own}) {
       const TrainLoader loader(*shards.open(), kB, kT, 1, 0, workers);
       const auto rows = int64_t(loader.rows_per_epoch());
-      const auto behind = [&](const Scheduler& s) {  // a shard that has not been read twice
+      const auto behind = [&](const Scheduler& s, double epochs) {  // a shard has not come so far
         for (const ShardCount& shard : s.shards())
-          if (shard.steps * kB < 2 * rows) return true;
+          if (double(shard.steps * kB) < epochs * double(rows)) return true;
         return false;
       };
-      std::map<int, int> targets[2];  // of each epoch
-      const auto collect = [&](Readers& r) {
-        r.engine->finish_rounds();
-        for (const auto& reader : r.readers)
-          for (const uint64_t epoch : {0, 1})
+      std::map<int, int> targets[kEpochs];
+      // Three sessions, the first two of which end within rounds and epochs.
+      std::unique_ptr<Readers> session;
+      for (const double epochs : {0.2, 1.5, double(kEpochs)}) {
+        auto next = std::make_unique<Readers>(shards, workers, sampling);
+        if (session) {
+          const auto copy = [](const Json& json) { return parse_json(dump_json(json), "state"); };
+          next->scheduler.restore(copy(session->scheduler.state()), "state");
+          next->engine->restore(copy(session->engine->state()), "state");
+        }
+        session = std::move(next);
+        while (behind(session->scheduler, epochs)) session->engine->next();
+        session->engine->finish_rounds();
+        for (const auto& reader : session->readers)
+          for (uint64_t epoch = 0; epoch < kEpochs; epoch++)
             for (const int id : reader->seen[epoch]) targets[epoch][id]++;
-      };
-      Readers first(shards, workers, sampling), second(shards, workers, sampling);
-      for (int i = 0; i < 10; i++) first.engine->next();
-      collect(first);
-      // The rest by a resumed run.
-      second.scheduler.restore(parse_json(dump_json(first.scheduler.state()), "state"), "state");
-      second.engine->restore(parse_json(dump_json(first.engine->state()), "state"), "state");
-      while (behind(second.scheduler)) second.engine->next();
-      collect(second);
+      }
 
       const int64_t dropped = shards.open()->dropped(kT) + kT * loader.dropped_per_epoch();
-      for (const int epoch : {0, 1}) {
+      std::set<int> ever;
+      for (int epoch = 0; epoch < kEpochs; epoch++) {
         const std::string where =
             cat(workers, " workers, sampling ", int(sampling), ", epoch ", epoch);
-        for (const auto& [id, count] : targets[epoch])
+        for (const auto& [id, count] : targets[epoch]) {
           EXPECT_EQ(count, 1) << "token " << id << ", " << where;
+          ever.insert(id);
+        }
         EXPECT_EQ(int64_t(targets[epoch].size()) + dropped, kIds) << where;
       }
+      // What no worker sees in an epoch is another part of the windows in the next.
+      if (loader.dropped_per_epoch() > 0) {
+        EXPECT_GT(ever.size(), targets[0].size());
+      }
+      EXPECT_LE(int64_t(ever.size()) + shards.open()->dropped(kT), kIds);
     }
 }
 

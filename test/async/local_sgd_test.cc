@@ -141,7 +141,9 @@ TEST_F(LocalSgdCli, CrashesAndSignalsLeaveNoTrace) {
       const pid_t child = start(options + " --resume auto --out " + out);
       ASSERT_TRUE(wait_for_step(out + "/log.jsonl", step, child));
       kill(child, signal);
-      EXPECT_EQ(finish(child).exit_code, 128 + signal);
+      const Outcome o = finish(child);
+      EXPECT_EQ(o.exit_code, 128 + signal);
+      EXPECT_EQ(o.output.find("finishing what has begun") != std::string::npos, signal == SIGTERM);
     }
     expect(options + " --resume auto --out " + out, 0);
     const std::string step = std::filesystem::path(last).filename();
@@ -160,8 +162,9 @@ TEST_F(LocalSgdCli, ResumeRefusesOtherWorkers) {
   expect("--resume out --steps 96 --workers 2", 2, {"--workers was 4, now 2"});
   expect("--resume out --steps 96 --outer-lr 0.1", 2, {"--outer-lr was 0.7, now 0.1"});
   put("p.json", "{\"devices\":[{\"seconds_per_step\":2,\"count\":4}]}");
-  expect("--resume out --steps 96", 2, {"other devices", "--device-profile"});
-  put("p.json", "{\"devices\":[{\"seconds_per_step\":1,\"count\":4}]}");
+  expect("--resume out --steps 96 --device-profile p.json", 2,
+         {"other devices", "--device-profile"});
+  remove_tree(dir_ / "p.json");  // the checkpoint knows them
   expect("--resume out --steps 96", 0, {"--steps grows from 48 to 96"});
   expect("--resume out", 0, {"finished"});
 }
@@ -224,6 +227,55 @@ TEST_F(LocalSgdCli, RunawayRoundsAreRefusedAndAtLastEndTheRun) {
   ASSERT_GE(all.size(), 16u);
   for (const Json& push : all) EXPECT_FALSE(push["accepted"]);
   EXPECT_TRUE(exists("out/trace.json"));
+}
+
+// Rounds of 400 steps and of one: the large changes of the fast worker are no mistake, although
+// most pushes are 100 times smaller.
+TEST_F(LocalSgdCli, RoundsOfVeryDifferentLengthAreAccepted) {
+  expect(tiny_ + data_ +
+             " --workers 4 --device-speeds 400,1,1,1 --dylu --inner-steps 400 --steps 1600 "
+             "--lr 1e-3 --lr-schedule constant --warmup 0",
+         0);
+  double largest = 0, smallest = 1e9;
+  for (const Json& push : records("out/log.jsonl", "push")) {
+    EXPECT_TRUE(push["accepted"]) << push["reason"];
+    largest = std::max<double>(largest, push["norm"]);
+    smallest = std::min<double>(smallest, push["norm"]);
+  }
+  EXPECT_GT(largest, 20 * smallest);
+}
+
+// S9: late pushes are refused by the dozen, as --push-weight says, and the run goes on.
+TEST_F(LocalSgdCli, RefusalsOfLatePushesEndNoRun) {
+  expect(four_ + "--device-speeds 100,100,100,1 --push-weight polythres:0 --steps 360", 0);
+  int64_t in_a_row = 0, most = 0;
+  for (const Json& push : records("out/log.jsonl", "push"))
+    most = std::max(most, in_a_row = push["accepted"] ? 0 : in_a_row + 1);
+  EXPECT_EQ(records("out/log.jsonl", "workers").at(0)["pushes"], 60);
+  EXPECT_GE(most, 2) << "two of each three at least";
+}
+
+// S7: a shard turns out damaged in the middle of a run. What was pushed and the rounds of the other
+// workers are saved; the session that goes on, once the shard is whole, refuses that one round.
+TEST_F(LocalSgdCli, AWorkersErrorLosesOneRoundOfOneWorker) {
+  write_shards("late", kVocab, 16017, 16000);  // 1,000 windows, and one more in the second shard
+  const std::string good = slurp("late_000001.bin");
+  put("late_000001.bin", good.substr(0, good.size() - 2) + "\xff\xff");  // no id of the vocabulary
+  expect(tiny_ +
+             " --train-data 'late_*.bin' --workers 4 --inner-steps 6 --heterogeneity very --dylu "
+             "--steps 400",
+         1, {"late_000001.bin", "65535"});
+  const std::vector<Json> before = records("out/log.jsonl", "push");
+  ASSERT_GT(before.size(), 4u);
+  ASSERT_EQ(records("out/log.jsonl", "save").size(), 1u);
+  EXPECT_EQ(records("out/log.jsonl", "save")[0]["step"], before.back()["step"]);
+  put("late_000001.bin", good);
+  expect("--resume out", 0, {"was refused", "65535"});
+  const std::vector<Json> all = records("out/log.jsonl", "push");
+  int refused = 0;
+  for (const Json& push : all) refused += !push["accepted"];
+  EXPECT_EQ(refused, 1);
+  for (size_t i = 0; i < before.size(); i++) EXPECT_EQ(all.at(i), before[i]) << "not computed anew";
 }
 
 TEST_F(LocalSgdCli, TraceAndWorkersRecord) {

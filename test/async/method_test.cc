@@ -174,5 +174,23 @@ TEST_F(Method, MemoryOfThePapersTable) {
   }
 }
 
+// The same of the smallest one by the allocator of a real run.
+TEST_F(Method, MemoryByTheAllocator) {
+  if (kSanitized) GTEST_SKIP() << "minutes with sanitizers";
+  write_shards("words", 32000, 400, 400);
+  expect(
+      "--train-data 'words_*.bin' --model llama-60M --method loqt --rank 128 --param-dtype bf16 "
+      "--optimizer adamw8bit --batch-size 1 --seq-len 32 --steps 1 --lr 0 --save-every 0",
+      0);
+  double sum = 0;
+  for (const Json& r : records("out/log.jsonl", "memory")) {
+    const std::string category = r["category"];
+    if (category.starts_with("weights") || category == "optimizer state")
+      sum += r["bytes"].get<double>() / (1 << 20) / 1000;
+  }
+  EXPECT_LE(sum, 0.180);
+  EXPECT_GE(sum, 0.97 * 0.180);
+}
+
 }  // namespace
 }  // namespace loqal

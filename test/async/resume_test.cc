@@ -29,7 +29,8 @@ TEST_P(Resume, HalfAndHalfIsTheWholeByteForByte) {
 INSTANTIATE_TEST_SUITE_P(Options, Resume,
                          testing::Values("", "--grad-accum 3", "--per-layer-updates",
                                          "--recompute block", "--precision bf16",
-                                         "--param-dtype bf16", "--optimizer adamw8bit",
+                                         "--param-dtype bf16",
+                                         "--optimizer adamw8bit --ffn 160",  // 5,120 elements
                                          "--arch gpt2 --tied true --lr-schedule wsd"),
                          [](const auto& info) {
                            std::string name = "o";

@@ -102,19 +102,22 @@ TEST_P(ToyGolden, Losses) {
   const Golden& g = GetParam();
   const Result r = run_toy(g.schedule, g.server);
   ASSERT_EQ(r.losses.size(), 5u);
-  // Pushes of weight 1/2 are at the edge of stability: the late losses of these two depend on
-  // roundings. How much, a run says whose start differs in the last bit of each weight.
-  double tolerance = 1e-3;
+  // Pushes of weight 1/2 are at the edge of stability: roundings grow a hundredfold from each of
+  // the first evaluations to the next, and the golden numbers have those of fp32. How much, a run
+  // says whose start differs in the last bit of each weight: 6e-8, 1e-4, 1e-3, 2e-3, 1e-3 of the
+  // loss at the five evaluations of notebook_async. Three times that, once it has grown, are
+  // allowed beside the 1e-3; of the 85 numbers, one needs it: 3.268e-4, printed as .000325.
+  std::vector<double> sensitivity(5);
   if (std::string(g.name) == "notebook_async" || std::string(g.name) == "nesterov_half") {
     const Result twin = run_toy(g.schedule, g.server, 2, 4000, true);
     double largest = 0;
     for (size_t i = 0; i < 5; i++)
-      largest = std::max(largest, std::abs(twin.losses[i] / r.losses[i] - 1));
-    EXPECT_LT(largest, 0.02);
-    tolerance += 3 * largest;
+      sensitivity[i] = largest = std::max(largest, std::abs(twin.losses[i] / r.losses[i] - 1));
+    EXPECT_LT(sensitivity[0], 1e-6);
+    EXPECT_LT(sensitivity[4], 0.01);  // what spec/async.md 4.5 saw between runs
   }
   for (size_t i = 0; i < 5; i++)
-    EXPECT_NEAR(r.losses[i], g.losses[i], tolerance * g.losses[i] + 1e-6)
+    EXPECT_NEAR(r.losses[i], g.losses[i], (1e-3 + 3 * sensitivity[i]) * g.losses[i] + 1e-6)
         << "at step " << 800 * (i + 1);
   EXPECT_NEAR(r.time, g.time, 5e-3);
   EXPECT_EQ(r.pushes, g.pushes);

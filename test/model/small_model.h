@@ -80,13 +80,13 @@ inline void rewrite(const std::string& path, const std::function<void(Tensors&)>
 }
 
 /// What plain training saves and resumes from: the model, Adam's moments and step count.
-inline void save_checkpoint(const std::string& path, Model& model, const AdamW& optimizer,
+inline void save_checkpoint(const std::string& path, Model& model, const Optimizer& optimizer,
                             Json state, const TokenizerFiles& tokenizer) {
   state["adam_step"] = optimizer.step_count();
   save_checkpoint(path, model, optimizer_tensors(model, optimizer), std::move(state), tokenizer);
 }
 inline void load_checkpoint(const std::string& path, const Json& state, Model& model,
-                            AdamW& optimizer) {
+                            Optimizer& optimizer) {
   load_weights(path, model);
   load_state_tensors(path, optimizer_tensors(model, optimizer));
   optimizer.set_step_count(state.at("adam_step").get<int64_t>());
