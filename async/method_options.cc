@@ -31,7 +31,7 @@ void add_method(OptionTable& t, MethodOptions& o) {
   t.choice("--subspace", o.subspace, {"sketch", "svd"},
            "of a gradient: from a sketch, or exact and slow [sketch]", trajectory);
   t.choice("--refresh-moments", o.refresh_moments, {"keep", "reset", "rotate"},
-           "Adam's moments in a new subspace [keep; reset relora]", trajectory);
+           "Adam's moments in a new subspace [rotate; reset relora]", trajectory);
   t.real("--lr-dense", o.lr_dense, 0, 1e30, "of embeddings, head and norms [lr]", trajectory);
 }
 
@@ -104,7 +104,7 @@ void complete_method(Options& o) {
   if (m.max_gap > 0 && m.max_gap < m.interval)
     fail_usage(cat("--max-gap ", m.max_gap, " is below --interval ", m.interval));
   if (m.subspace.empty()) m.subspace = "sketch";
-  if (m.refresh_moments.empty()) m.refresh_moments = m.method == "relora" ? "reset" : "keep";
+  if (m.refresh_moments.empty()) m.refresh_moments = m.method == "relora" ? "reset" : "rotate";
 }
 
 void resolve_method(Options& o, const ModelConfig& config) {

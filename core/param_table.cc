@@ -11,7 +11,7 @@ int ParamTable::add(const std::string& name, std::vector<int64_t> shape, int gro
                    .group = group,
                    .role = role,
                    .segment = segment,
-                   .rate = plan_.dense_rate});
+                   .rate = role == Role::matrix ? 1 : plan_.dense_rate});
 }
 
 int ParamTable::add(Param p) {

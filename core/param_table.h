@@ -58,7 +58,7 @@ struct MatrixPlan {
   Rounding rounding = Rounding::nearest;  ///< of W; P is rounded to nearest
   uint64_t seed = 0;                      ///< of stochastic rounding
   bool exact_gradient = false;  ///< room for a matrix's whole gradient, where its sketch would be
-  double dense_rate = 1;        ///< Param::rate of all that is no factor
+  double dense_rate = 1;        ///< Param::rate of all but matrices and factors
 };
 
 class ParamTable {

@@ -49,6 +49,36 @@ TEST(ParamTable, FindViewAndDecay) {
   EXPECT_FALSE(table[1].decays());
 }
 
+TEST(ParamTable, FactorsFrozenTensorsAndRates) {
+  ParamTable table({.dense_rate = 0.25});
+  table.add("embed", {10, 30}, 0, Role::embedding);
+  table.add("dense", {4, 8}, 0, Role::matrix);
+  Param quantized{.name = "w", .shape = {16, 8}, .group = 1, .role = Role::matrix};
+  quantized.segment = Segment::frozen;
+  quantized.format = {QuantFormat::Kind::int8, 64};
+  table.add(quantized);
+  Param factor{.name = "w.B", .shape = {16, 2}, .group = 1, .role = Role::factor};
+  factor.grad_numel = 1000;
+  table.add(factor);
+  table.add("norm", {8}, 2, Role::norm);
+  table.commit();
+  EXPECT_EQ(table[0].rate, 0.25);
+  EXPECT_EQ(table[1].rate, 1) << "of GaLore: the matrices have the method's own";
+  EXPECT_EQ(table[3].rate, 1);
+  EXPECT_EQ(table[4].rate, 0.25);
+  EXPECT_EQ(table[2].frozen_bytes(), 192);  // 128 codes, two fp32 scales padded to 64
+  EXPECT_EQ(table.frozen_bytes(), 256);
+  EXPECT_EQ(table[3].id, table[2].id) << "random numbers do not depend on factors";
+  EXPECT_EQ(table[4].id, 3);
+  EXPECT_FALSE(table[3].decays());
+  EXPECT_EQ(table.group_size(1), 256);
+  EXPECT_EQ(table.grad_group_size(1), 1024);
+  EXPECT_EQ(table.grad_group_offset(2), 768 + 1024);
+  float memory[2048];
+  EXPECT_EQ(table.gradient(4, memory).data, memory);
+  EXPECT_EQ(str(table.gradient(3, memory)), "F32[16,2]");
+}
+
 TEST(ParamTable, MistakesOfTheProgram) {
   ParamTable table = small_table();
   EXPECT_THROW(table.add("head", {1}, 2, Role::head), std::logic_error);  // twice
