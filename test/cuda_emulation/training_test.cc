@@ -50,6 +50,18 @@ TEST_F(CudaTraining, LlamaLossesAgreeWithTheCpu) {
       " --seq-len 48 --batch-size 4");
 }
 
+// Quantization gives the same bytes on both, so that only products differ, and they hardly.
+TEST_F(CudaTraining, LoqtLossesAgreeWithTheCpu) {
+  const std::string options = tiny_ + " --precision fp32 --method loqt --rank 8 --interval 5";
+  const std::vector<double> cpu = losses(options, "cpu"), cuda = losses(options, "cuda");
+  ASSERT_EQ(cpu.size(), 20u);
+  ASSERT_EQ(cuda.size(), 20u);
+  EXPECT_LT(cpu.back(), cpu.front());
+  for (size_t i = 0; i < cpu.size(); i++) EXPECT_NEAR(cuda[i], cpu[i], 2e-5 * cpu[i]) << i;
+  EXPECT_EQ(records("cuda/log.jsonl", "merge").size(), records("cpu/log.jsonl", "merge").size());
+  EXPECT_GT(records("cuda/log.jsonl", "merge").size(), 14u);
+}
+
 TEST_F(CudaTraining, AutoTakesTheGpuAndSaysSo) {
   const std::string options = tiny_ + data_ + " --steps 2 --out a";
   expect(options, 0, {"device      emulated GPU, 4 GiB", "bf16", "compute capability 8.0"});
