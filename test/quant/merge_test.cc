@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/error.h"
 #include "test/ops/op_test.h"
 
 namespace loqal::test {
@@ -164,6 +165,48 @@ TEST_F(Merge, FiftyMergesOfNothing) {
         ASSERT_EQ(l.bytes(), before) << str(format) << i;
       }
       for (const double b : l.B.after().v) EXPECT_EQ(b, 0);
+    }
+}
+
+// An update that is not finite is an error that names its part; the weight keeps its bytes.
+TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
+  const auto expect_refused = [](const Layer& l, const std::string& what, auto&& call) {
+    const std::vector<char> before = l.bytes();
+    try {
+      call();
+      ADD_FAILURE() << "accepted: " << what;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code, Exit::nonfinite);
+      EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(l.bytes(), before) << what;
+  };
+  const auto spoiled = [](Mat<double> x, double value) {
+    x.v[0] = value;
+    return x;
+  };
+  for (const QuantFormat& format : {kNf4, kInt8})
+    for (const double bad : {double(NAN), double(INFINITY), 1e38}) {  // 1e38: the product overflows
+      Layer l(ops, {96, 64, 16}, format);
+      l.new_basis(5);
+      compensated(l, normal(96, 64, 6), 0);
+      const Mat<double> b = normal(96, 16, 7), p = l.P.after();
+      const auto refused = [&](const Mat<double>& B, const Mat<double>& P, const std::string& what) {
+        l.B.out(), l.B.set(B);
+        l.P.out(), l.P.set(P);
+        expect_refused(l, what, [&] {
+          requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch.out(), l.b_scratch.out());
+        });
+      };
+      const bool finite = std::isfinite(bad);
+      refused(spoiled(b, bad), finite ? spoiled(p, bad) : p, finite ? "update" : "factor B");
+      if (!finite) refused(b, spoiled(p, bad), "factor P");
+      l.w.set(spoiled(normal(96, 64, 6), finite ? NAN : bad));
+      l.P.set(p);
+      expect_refused(l, "rounding error", [&] {
+        compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch.out(), l.b_scratch.out(),
+                   l.q2);
+      });
     }
 }
 
