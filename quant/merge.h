@@ -32,7 +32,7 @@ struct UpdateReport {
 };
 
 /// w_ref (F32 [out, in], overwritten) = W_eff of q and the old factors; q = quantized w_ref. An
-/// update that is exactly zero leaves every byte of q as it is; so does one that is not finite, which
+/// update that is exactly zero leaves every byte of q as it is; so does one that is not finite: it
 /// throws Exit::nonfinite. scratch: F32 [out, in]; b_scratch: F32, like B.
 UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
                         const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch);

@@ -191,7 +191,7 @@ TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
       l.new_basis(5);
       compensated(l, normal(96, 64, 6), 0);
       const Mat<double> b = normal(96, 16, 7), p = l.P.after();
-      const auto refused = [&](const Mat<double>& B, const Mat<double>& P, const std::string& what) {
+      const auto refused = [&](const Mat<double>& B, const Mat<double>& P, const char* what) {
         l.B.out(), l.B.set(B);
         l.P.out(), l.P.set(P);
         expect_refused(l, what, [&] {
