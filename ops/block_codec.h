@@ -109,6 +109,20 @@ LOQAL_HD inline int dynamic_code(const float* value, float x) {
     code += x > (value[code + step - 1] + value[code + step]) * 0.5f ? step : 0;
   return code;
 }
+
+/// NF4's second quantization: the absmax of a block that a code stands for.
+LOQAL_HD inline float decoded_absmax(float map_value, float group_scale, float offset) {
+  return map_value * group_scale + offset;
+}
+/// The nearest code; of a block that is not zero, the nearest whose absmax is positive: where the
+/// scales of blocks vary a lot, the error of `absmax - offset` may exceed absmax; a negative one would
+/// flip the signs of the block. At the code of 0 it is the offset, the mean of them all.
+LOQAL_HD inline int absmax_code(const float* value, float absmax, float group_scale, float offset) {
+  int code = dynamic_code(value, (absmax - offset) * inverse(group_scale));
+  while (absmax > 0 && code < 255 && decoded_absmax(value[code], group_scale, offset) <= 0) code++;
+  return code;
+}
+
 /// Of moments, as Ops::adamw8bit has them.
 LOQAL_HD inline int nonzero_first_moment(int code, float m) {
   return code - int((m < 0) & (code == kSignedZero));

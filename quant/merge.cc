@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "core/error.h"
+
 namespace loqal {
 
 namespace {
@@ -26,6 +28,12 @@ void subtract(Ops& ops, const Tensor& d, const Tensor& w, const QTensor& q) {
   ops.axpby(d, 1, w, -1);
 }
 
+// Rounding what is not finite would destroy the weight, in nf4 all of it.
+void expect_finite(double squares, const char* what) {
+  if (!std::isfinite(squares))
+    fail_nonfinite(cat("refresh: ", what, " is not finite; the quantized weight is left as it is"));
+}
+
 // The bytes of q, for a copy that leaves them as they are.
 Tensor words(const QTensor& q) { return {static_cast<float*>(q.data), 1, q.bytes() / 4}; }
 
@@ -41,11 +49,15 @@ UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const F
   UpdateReport report;
   if (ops.dry()) return report;
   ops.dequantize(w_ref, q);
-  if (ops.sum_squares(old.B) == 0) return report;
+  const double b_squares = ops.sum_squares(old.B);
+  if (b_squares == 0) return report;
+  expect_finite(b_squares, "the low-rank factor B");
+  expect_finite(ops.sum_squares(old.P), "the low-rank factor P");
   add_product(ops, w_ref, old, b_scratch);
   ops.dequantize(scratch, q);
   ops.axpby(scratch, 1, w_ref, -1);  // dW
   const double update = ops.sum_squares(scratch), norm = ops.sum_squares(w_ref);
+  expect_finite(update, "the weight and its low-rank update");
   if (update == 0) return report;
   report.update_norm = std::sqrt(update / norm);
   ops.quantize(q, w_ref, rounder.rounding, rounder.stream);
@@ -66,11 +78,12 @@ double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors
   const Tensor inverse(inverse_memory.as<float>(), R, R);
   const Tensor x(x_memory.as<float>(), fresh.B.rows, fresh.B.cols);  // -s B
   const double norm = ops.sum_squares(w_ref);
-  ops.fill(fresh.B, 0);
   subtract(ops, scratch, w_ref, q);
   const double without = ops.sum_squares(scratch);
+  expect_finite(without, "the rounding error of the weight");
+  ops.fill(fresh.B, 0);
   if (norm == 0) return 0;
-  if (without == 0 || iterations == 0 || !std::isfinite(without)) return std::sqrt(without / norm);
+  if (without == 0 || iterations == 0) return std::sqrt(without / norm);
   gram_inverse(ops, fresh.shape, inverse, fresh.P);
   double best = without;
   QTensor trial = q_scratch, kept = q;

@@ -32,14 +32,15 @@ struct UpdateReport {
 };
 
 /// w_ref (F32 [out, in], overwritten) = W_eff of q and the old factors; q = quantized w_ref. An
-/// update that is exactly zero leaves every byte of q as it is. scratch: F32 [out, in]; b_scratch:
-/// F32, like B.
+/// update that is exactly zero leaves every byte of q as it is; so does one that is not finite: it
+/// throws Exit::nonfinite. scratch: F32 [out, in]; b_scratch: F32, like B.
 UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
                         const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch);
 
 /// B (overwritten) and q such that dq(q) + s (P, B) is close to w_ref; q holds quantized w_ref. P
 /// need not be orthonormal. The best of `iterations` (0: q stays and B = 0) is taken, so that the
-/// result never gets worse with more. Returns |w_ref - dq(q) - s (P, B)|_F / |w_ref|_F. scratch, b_scratch as above;
+/// result never gets worse with more. Returns |w_ref - dq(q) - s (P, B)|_F / |w_ref|_F. Throws
+/// Exit::nonfinite, with q as it was, if w_ref - dq(q) is not finite. scratch, b_scratch as above;
 /// q_scratch: a second quantized matrix like q.
 double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& fresh,
                   int iterations, const Rounder& rounder, const Tensor& scratch,

@@ -121,17 +121,16 @@ void quantize_absmax(const Layout<uint8_t>& q, const float* absmax) {
     uint32_t largest = 0;
     for (int64_t b = g * 256; b < group_end(g); b++)
       largest = std::max(largest, codec::magnitude(absmax[b] - offset));
-    const float scale = codec::block_absmax(largest), inverse = codec::inverse(scale);
-    scales[g] = scale;
+    scales[g] = codec::block_absmax(largest);
     for (int64_t b = g * 256; b < group_end(g); b++)
-      q.scales[b] =
-          uint8_t(codec::dynamic_code(signed_map().value, (absmax[b] - offset) * inverse));
+      q.scales[b] = uint8_t(codec::absmax_code(signed_map().value, absmax[b], scales[g], offset));
   }
 }
 
 float nf4_absmax(const Layout<const uint8_t>& q, int64_t b) {
   const auto* scales = reinterpret_cast<const float*>(q.group_scales);
-  return signed_map().value[q.scales[b]] * scales[b / 256] + scales[q.groups];
+  return codec::decoded_absmax(signed_map().value[q.scales[b]], scales[b / 256],
+                               scales[q.groups]);
 }
 
 template <class Y>

@@ -98,11 +98,11 @@ __global__ void absmax_kernel(uint8_t* codes, float* scales, const float* absmax
   __shared__ float value[256];
   value[threadIdx.x] = map.value[threadIdx.x];
   const int64_t b = int64_t(blockIdx.x) * kGroup + threadIdx.x;
-  const float centred = b < blocks ? absmax[b] - scales[groups] : 0.0f;
+  const float offset = scales[groups], centred = b < blocks ? absmax[b] - offset : 0.0f;
   const uint32_t largest = block_reduce(codec::magnitude(centred), Larger(), 0u);
   const float scale = codec::block_absmax(largest);
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-  if (b < blocks) codes[b] = uint8_t(codec::dynamic_code(value, centred * codec::inverse(scale)));
+  if (b < blocks) codes[b] = uint8_t(codec::absmax_code(value, absmax[b], scale, offset));
 }
 
 template <class Y, int W>
@@ -134,7 +134,8 @@ __global__ void nf4_values_kernel(Y* y, const uint8_t* codes, const uint8_t* abs
   const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
   if (at >= numel) return;
   const int64_t b = at / 64;
-  const float scale = map.value[absmax[b]] * scales[b / kGroup] + scales[groups];
+  const float scale =
+      codec::decoded_absmax(map.value[absmax[b]], scales[b / kGroup], scales[groups]);
   const auto code = [&](int64_t i) { return codes[i / 2] >> (i % 2 ? 0 : 4) & 15; };
   if (W == 8 && at + 8 <= numel) {
     Floats<8> values;

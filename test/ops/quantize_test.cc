@@ -247,6 +247,32 @@ TEST_P(QuantizeTest, ZeroOutlierTailsDenormals) {
   }
 }
 
+// Rows of very different scales share the scales of their scales: none may turn negative, or the
+// signs of its block flip; and a block that is zero stays so.
+TEST_P(QuantizeTest, Nf4KeepsSignsWhereScalesVary) {
+  const int64_t rows = 1024;
+  Mat<double> x = normal(rows, 64, 21);
+  const Mat<double> spread = normal(rows, 1, 22);
+  for (int64_t r = 0; r < rows; r++) {
+    const double falling = std::pow(10, -3.0 * double(r) / 511), scale = std::exp(2 * spread(r, 0));
+    for (int64_t c = 0; c < 64; c++) x(r, c) *= r == 5 ? 0 : r < 512 ? falling : scale;
+  }
+  x = round_to(X, x);
+  for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic}) {
+    const Mat<double> y = there_and_back(ops, kNf4, DType::F32, x, rounding);
+    for (int64_t r = 0; r < rows; r++) {
+      double largest = 0;
+      for (int64_t c = 0; c < 64; c++) {
+        EXPECT_GE(y(r, c) * x(r, c), 0) << r << " " << c;
+        largest = std::max(largest, std::abs(y(r, c)));
+      }
+      EXPECT_EQ(largest > 0, r != 5) << r;
+    }
+    const Fields here = quantized(ops, kNf4, X, x, rounding);
+    EXPECT_TRUE(here == quantized(*make_cpu_ops(3), kNf4, X, x, rounding));
+  }
+}
+
 TEST_P(QuantizeTest, NotFiniteIsNotHidden) {
   for (const double bad : {double(NAN), double(INFINITY)})
     for (const QuantFormat& format : kFormats)

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/error.h"
 #include "test/ops/op_test.h"
 
 namespace loqal::test {
@@ -102,16 +103,61 @@ TEST_F(Merge, CompensationNeverGetsWorse) {
       }
 }
 
-// P that is only nearly orthonormal, as what NF4 makes of it.
+// |E - E F| / |W| for the E of a weight that is its grid's `on_grid` plus E (right: E - F E), where F
+// = Q^T Q takes what it can of the rows (columns) of E: the basis P itself or orthonormalized.
+double left_over(const FactorShape& s, const Mat<double>& weight, const Mat<double>& on_grid,
+                 const Mat<double>& P, bool orthonormalized) {
+  const bool rows = s.side() == Side::left;
+  Mat<double> q(s.rank, s.n());
+  for (int64_t k = 0; k < s.rank; k++)
+    for (int64_t j = 0; j < s.n(); j++) q(k, j) = rows ? P(k, j) : P(j, k);
+  for (int64_t k = 0; orthonormalized && k < s.rank; k++)
+    for (int64_t i = 0; i <= k; i++) {  // Gram-Schmidt; i = k: to length 1
+      double along = 0;
+      for (int64_t j = 0; j < s.n(); j++) along += q(k, j) * q(i, j);
+      for (int64_t j = 0; j < s.n(); j++)
+        q(k, j) = i < k ? q(k, j) - along * q(i, j) : q(k, j) / std::sqrt(along);
+    }
+  double left = 0, norm = 0;
+  for (int64_t a = 0; a < s.m(); a++) {
+    std::vector<double> e(size_t(s.n())), rest;
+    for (int64_t j = 0; j < s.n(); j++) {
+      const double w = rows ? weight(a, j) : weight(j, a);
+      e[size_t(j)] = w - (rows ? on_grid(a, j) : on_grid(j, a));
+      norm += w * w;
+    }
+    rest = e;
+    for (int64_t k = 0; k < s.rank; k++) {
+      double along = 0;
+      for (int64_t j = 0; j < s.n(); j++) along += e[size_t(j)] * q(k, j);
+      for (int64_t j = 0; j < s.n(); j++) rest[size_t(j)] -= along * q(k, j);
+    }
+    for (const double x : rest) left += x * x;
+  }
+  return std::sqrt(left / norm);
+}
+
+// P far from orthonormal: lengths of 0.5 to 2, and not perpendicular.
 TEST_F(Merge, CompensationUsesThePseudoinverse) {
-  Layer l(ops, {128, 64, 16}, kInt8);
-  l.new_basis(5);
-  Mat<double> p = l.P.after();
-  for (size_t i = 0; i < p.v.size(); i++) p.v[i] *= 1 + 0.3 * std::sin(double(i));
-  l.P.set(p);
-  const double error = compensated(l, normal(128, 64, 6), 1);
-  // The residual of a projection: sqrt(1 - r/m) of the rounding error, isotropic to a few percent.
-  EXPECT_NEAR(error, 0.00647 * std::sqrt(1 - 16.0 / 64), 0.04 * 0.0056);
+  for (const FactorShape& s : {FactorShape{128, 64, 16}, FactorShape{64, 128, 16}}) {
+    Layer l(ops, s, kInt8);
+    l.new_basis(5);
+    Mat<double> p = l.P.after();
+    for (int64_t i = 0; i < p.rows; i++)
+      for (int64_t j = 0; j < p.cols; j++) {
+        const int64_t k = s.side() == Side::left ? i : j;
+        p(i, j) *= std::pow(4, double(k) / 15) / 2 * (1 + 0.3 * std::sin(double(i * p.cols + j)));
+      }
+    p = round_to(DType::F32, p);
+    l.P.set(p);
+    const Mat<double> weight = round_to(DType::F32, normal(s.out, s.in, 6));
+    const double without = compensated(l, weight, 0);
+    const Mat<double> on_grid = l.effective();
+    const double want = left_over(s, weight, on_grid, p, true);
+    EXPECT_NEAR(compensated(l, weight, 1), want, 1e-4 * want);
+    EXPECT_GT(left_over(s, weight, on_grid, p, false), 1.1 * want);  // P^T is no substitute
+    EXPECT_GT(without, 1.1 * want);
+  }
 }
 
 // What of an update of relative size |dW| / |W| survives rounding. W0 is on the grid, dW of rank
@@ -164,6 +210,48 @@ TEST_F(Merge, FiftyMergesOfNothing) {
         ASSERT_EQ(l.bytes(), before) << str(format) << i;
       }
       for (const double b : l.B.after().v) EXPECT_EQ(b, 0);
+    }
+}
+
+// An update that is not finite is an error that names its part; the weight keeps its bytes.
+TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
+  const auto expect_refused = [](const Layer& l, const std::string& what, auto&& call) {
+    const std::vector<char> before = l.bytes();
+    try {
+      call();
+      ADD_FAILURE() << "accepted: " << what;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code, Exit::nonfinite);
+      EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(l.bytes(), before) << what;
+  };
+  const auto spoiled = [](Mat<double> x, double value) {
+    x.v[0] = value;
+    return x;
+  };
+  for (const QuantFormat& format : {kNf4, kInt8})
+    for (const double bad : {double(NAN), double(INFINITY), 1e38}) {  // 1e38: the product overflows
+      Layer l(ops, {96, 64, 16}, format);
+      l.new_basis(5);
+      compensated(l, normal(96, 64, 6), 0);
+      const Mat<double> b = normal(96, 16, 7), p = l.P.after();
+      const auto refused = [&](const Mat<double>& B, const Mat<double>& P, const char* what) {
+        l.B.out(), l.B.set(B);
+        l.P.out(), l.P.set(P);
+        expect_refused(l, what, [&] {
+          requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch.out(), l.b_scratch.out());
+        });
+      };
+      const bool finite = std::isfinite(bad);
+      refused(spoiled(b, bad), finite ? spoiled(p, bad) : p, finite ? "update" : "factor B");
+      if (!finite) refused(b, spoiled(p, bad), "factor P");
+      l.w.set(spoiled(normal(96, 64, 6), finite ? NAN : bad));
+      l.P.set(p);
+      expect_refused(l, "rounding error", [&] {
+        compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch.out(), l.b_scratch.out(),
+                   l.q2);
+      });
     }
 }
 
