@@ -4,6 +4,7 @@
 #include <eigen3/Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace loqal {
 
@@ -45,12 +46,14 @@ void complete(Matrix& u, int64_t known, const PhiloxStream& stream) {
 }
 
 // Cholesky-QR: the columns of u, nearly orthonormal already, become so, each within the span of
-// itself and those before it.
-void orthonormalize(Matrix& u) {
+// itself and those before it. False if they are too far from it.
+bool orthonormalize(Matrix& u) {
   Matrix gram = Matrix::Zero(u.cols(), u.cols());
   gram.selfadjointView<Eigen::Lower>().rankUpdate(u.transpose());
   const Eigen::LLT<Matrix> cholesky(gram);
+  if (cholesky.info() != Eigen::Success) return false;
   cholesky.matrixL().transpose().solveInPlace<Eigen::OnTheRight>(u);
+  return true;
 }
 
 struct Directions {
@@ -63,14 +66,15 @@ struct Directions {
 constexpr double kNoise = 3e-7;
 
 // From an eigenproblem of the smaller Gram matrix, in double: twice the digits of the fp32 data, so
-// that squaring the condition loses nothing.
-Directions leading(const Matrix& y, int64_t count, const PhiloxStream& completion) {
+// that squaring the condition loses nothing. Empty if Eigen finds no solution.
+std::optional<Directions> leading(const Matrix& y, int64_t count, const PhiloxStream& completion) {
   const bool tall = y.rows() >= y.cols();
   const int64_t k = tall ? y.cols() : y.rows();
   Matrix gram = Matrix::Zero(k, k);
   if (tall) gram.selfadjointView<Eigen::Lower>().rankUpdate(y.transpose());
   else gram.selfadjointView<Eigen::Lower>().rankUpdate(y);
   const Eigen::SelfAdjointEigenSolver<Matrix> eigen(gram);
+  if (eigen.info() != Eigen::Success) return {};
   Directions d;
   d.squares = eigen.eigenvalues().reverse().cwiseMax(0.0);
   const double least = kNoise * kNoise * d.squares(0);
@@ -81,7 +85,7 @@ Directions leading(const Matrix& y, int64_t count, const PhiloxStream& completio
     d.u.leftCols(d.rank) = y * vectors * d.squares.head(d.rank).cwiseSqrt().cwiseInverse().asDiagonal();
   else d.u.leftCols(d.rank) = vectors;
   Matrix known = d.u.leftCols(d.rank);
-  orthonormalize(known);
+  if (!orthonormalize(known)) return {};
   d.u.leftCols(d.rank) = known;
   complete(d.u, d.rank, completion);
   for (int64_t j = 0; j < count; j++) {
@@ -98,26 +102,22 @@ void put(Ops& ops, const FactorShape& shape, const Tensor& P, const Matrix& u) {
   else upload(ops, P, u);
 }
 
-// What stands in the way of a new basis: then P keeps the old one, or gets an arbitrary one.
-bool keeps_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Matrix& y,
-                 const PhiloxStream& completion, BasisReport& report) {
-  if (!y.allFinite()) report.warning = "the gradient is not finite: the old basis is kept";
-  else if (y.cwiseAbs().maxCoeff() == 0) report.warning = "the gradient is zero: the old basis is kept";
-  else return false;
-  if (ops.sum_squares(P) > 0) return true;
+// P keeps the basis that it holds, or else gets an arbitrary one; `why` goes into the warning.
+BasisReport keep_basis(Ops& ops, const FactorShape& shape, const Tensor& P,
+                       const PhiloxStream& completion, const std::string& why) {
+  if (ops.sum_squares(P) > 0) return {.warning = why + ": the old basis is kept"};
   Matrix u(shape.n(), shape.rank);
   complete(u, 0, completion);
   put(ops, shape, P, u);
-  report.warning.replace(report.warning.find("the old basis is kept"), std::string::npos,
-                         "the first basis is random");
-  return true;
+  return {.warning = why + ": the first basis is random"};
 }
 
 // Largest entry 1: squares neither overflow nor vanish.
 void normalize(Matrix& y) { y /= y.cwiseAbs().maxCoeff(); }
 
 // Share of the last columns of y, D, that the span of the first `rank`, A, holds:
-// tr(D^T A (A^T A)^-1 A^T D) / |D|^2. The ridge is what fp32 numbers hold as noise.
+// tr(D^T A (A^T A)^-1 A^T D) / |D|^2. The ridge is what fp32 numbers hold as noise. NaN if there is
+// no solution.
 double captured_estimate(const Matrix& y, int64_t rank) {
   if (y.cols() <= rank) return 1;
   const auto first = y.leftCols(rank), last = y.rightCols(y.cols() - rank);
@@ -127,7 +127,25 @@ double captured_estimate(const Matrix& y, int64_t rank) {
   gram.selfadjointView<Eigen::Lower>().rankUpdate(first.transpose());
   gram.diagonal().array() += kNoise * kNoise * gram.trace();
   const Matrix cross = first.transpose() * last;
-  return (cross.array() * Eigen::LLT<Matrix>(gram).solve(cross).array()).sum() / total;
+  const Eigen::LLT<Matrix> cholesky(gram);
+  if (cholesky.info() != Eigen::Success) return NAN;
+  return (cross.array() * cholesky.solve(cross).array()).sum() / total;
+}
+
+// P = the leading directions of y; energy(directions) is the report's.
+template <class Energy>
+BasisReport new_basis(Ops& ops, const FactorShape& shape, const Tensor& P, Matrix& y,
+                      const PhiloxStream& completion, const Energy& energy) {
+  const auto keep = [&](const char* why) { return keep_basis(ops, shape, P, completion, why); };
+  if (!y.allFinite()) return keep("the gradient is not finite");
+  if (y.cwiseAbs().maxCoeff() == 0) return keep("the gradient is zero");
+  normalize(y);
+  const std::optional<Directions> d = leading(y, shape.rank, completion);
+  if (!d) return keep("the gradient's decomposition did not converge");
+  BasisReport report{.energy = energy(*d), .rank = d->rank};
+  if (!std::isfinite(report.energy)) return keep("the gradient's energy cannot be estimated");
+  put(ops, shape, P, d->u);
+  return report;
 }
 
 }  // namespace
@@ -138,31 +156,20 @@ int64_t sketch_columns(const FactorShape& shape) {
 
 BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& G,
                       const PhiloxStream& completion) {
-  BasisReport report;
-  if (ops.dry()) return report;
+  if (ops.dry()) return {};
   Matrix y = download(ops, G);
   if (shape.side() == Side::left) y.transposeInPlace();
-  if (keeps_basis(ops, shape, P, y, completion, report)) return report;
-  normalize(y);
-  const Directions d = leading(y, shape.rank, completion);
-  report.rank = d.rank;
-  report.energy = d.squares.head(std::min<int64_t>(shape.rank, d.squares.size())).sum() / d.squares.sum();
-  put(ops, shape, P, d.u);
-  return report;
+  return new_basis(ops, shape, P, y, completion, [&](const Directions& d) {
+    return d.squares.head(std::min<int64_t>(shape.rank, d.squares.size())).sum() / d.squares.sum();
+  });
 }
 
 BasisReport sketch_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& Y,
                          const PhiloxStream& completion) {
-  BasisReport report;
-  if (ops.dry()) return report;
+  if (ops.dry()) return {};
   Matrix y = download(ops, Y);
-  if (keeps_basis(ops, shape, P, y, completion, report)) return report;
-  normalize(y);
-  const Directions d = leading(y, shape.rank, completion);
-  report.rank = d.rank;
-  report.energy = captured_estimate(y, shape.rank);
-  put(ops, shape, P, d.u);
-  return report;
+  return new_basis(ops, shape, P, y, completion,
+                   [&](const Directions&) { return captured_estimate(y, shape.rank); });
 }
 
 void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const Tensor& moment,
@@ -176,8 +183,8 @@ void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const T
     if (shape.side() == Side::right) old.transposeInPlace();
     if (old.allFinite() && old.cwiseAbs().maxCoeff() > 0) {
       normalize(old);
-      const Directions d = leading(old, R, stream);
-      columns.leftCols(d.rank) = d.u.leftCols(d.rank);
+      if (const std::optional<Directions> d = leading(old, R, stream))
+        columns.leftCols(d->rank) = d->u.leftCols(d->rank);
     }
   }
   upload(ops, omega, columns);

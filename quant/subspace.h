@@ -43,11 +43,12 @@ int64_t sketch_columns(const FactorShape& shape);
 struct BasisReport {
   double energy = 0;    ///< share of |G|_F^2 in the span of P: exact (SVD) or an estimate (sketch)
   int64_t rank = 0;     ///< directions that G has; the others complete P orthonormally
-  std::string warning;  ///< "" or why the old basis was kept: the gradient is zero or not finite
+  std::string warning;  ///< "" or why the old basis was kept: the gradient is zero, not finite or
+                        ///< has no decomposition that converges
 };
 
 /// P (F32, contiguous) = the leading singular directions of G F32 [out, in], by an exact
-/// decomposition. A zero or non-finite G leaves P as it is, if it holds anything, or else takes an
+/// decomposition. A zero or non-finite G, or a failure of Eigen's, leaves P as it is, if it holds anything, or else takes an
 /// arbitrary basis from `completion`, which also completes one of lower rank than R.
 BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& G,
                       const PhiloxStream& completion);
