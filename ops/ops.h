@@ -116,7 +116,8 @@ class Ops {
   // ---- quantization (core/quant_format.h has the layout) -----------------------------------
   /// q = x F32 or BF16 [like q], contiguous. The bytes depend on x, the format and the stream
   /// alone: they are the same on all devices. Element i takes half(i) of `stream` if rounding is
-  /// stochastic: then the mean of a value is the value, except that one within 2^-12 of a step from
+  /// stochastic: then the mean of an int8 value is the value (nf4 rounds absmax to the nearest, which
+  /// shifts the mean of its block), except that one within 2^-12 of a step from
   /// the grid goes to it, so that quantizing what dequantize() gave (in F32) changes no code.
   ///   int8  scale = absmax / 127, down to 17 bits: code * scale and absmax are exact in fp32, and so
   ///         requantizing changes no byte; code = x / scale, ties to even, at most 127 in magnitude.

@@ -11,7 +11,8 @@ namespace {
 
 // A map and its inverse. The code of x is the number of thresholds below it; of the numbers that
 // share their upper 16 bits, sign and exponent among them, `base` has that of the least, and there
-// is no second threshold among them (a test holds the result against codec::dynamic_code).
+// is no second threshold among them (tests hold results just
+// beside every threshold, not all numbers, against the definition).
 struct Map {
   explicit Map(bool is_signed) : value(codec::make_dynamic_map(is_signed)), base(1 << 16) {
     for (int i = 0; i < 255; i++) threshold[i] = (value.value[i] + value.value[i + 1]) * 0.5f;

@@ -148,7 +148,7 @@ TEST_P(AdamW8Test, SameBytesEverywhere) {
   }
 }
 
-// All 32-bit values of x near every threshold: the fast search agrees with the definition.
+// A number on each side of every threshold: the fast search agrees with the definition.
 TEST_P(AdamW8Test, NearestOfTheMapAtEveryThreshold) {
   const std::vector<double> map = dynamic_map(true);
   Mat<double> gv(1, 256 * 3);
