@@ -67,10 +67,14 @@ void print_method(std::ostream& out, const Options& o, const ModelConfig& config
       << (m.factors() ? "weights " + m.quant : "weights dense")
       << "; effective learning rate of the weights lr x s = " << o.lr * m.scale << "\n";
   if (m.refreshes()) {
-    const std::vector<int64_t> steps = refresh_schedule(o).all();
+    const std::vector<int64_t> steps =
+        m.factors() ? refresh_config(o).steps : refresh_schedule(o).all();
     out << "refreshes   " << steps.size() << " at steps";
     for (size_t i = 0; i < std::min<size_t>(steps.size(), 6); i++) out << " " << steps[i];
     out << (steps.size() > 6 ? cat(" ... ", steps.back()) : "") << "\n";
+    if (steps.empty())
+      out << "notice      --steps " << o.steps << " is below twice --interval " << m.interval
+          << ": the factors are never merged\n";
   }
   if (m.rank > config.C)
     out << "notice      --rank " << m.rank << " is above the width " << config.C

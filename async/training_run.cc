@@ -39,6 +39,7 @@ class TrainingRun {
   void evaluate_merged();
   void save(bool final);
   int finish(const std::string& reason, int exit_code);
+  void save_the_end();  // unless it is saved, or nothing is left to resume from
   void end_after(const Error& error);
   double time() const { return time_before_ + seconds_since(start_); }
   void record(const Json& line);
@@ -74,6 +75,7 @@ class TrainingRun {
   bool evaluated_ = false;  // at this step
   TokenizerFiles tokenizer_files_;
   std::string last_saved_;      // by this session
+  bool merged_ = false;         // the factors are gone: evaluate_merged()
   std::vector<Json> unlogged_;  // records that a full disk keeps out of the log for now
   std::unique_ptr<RunLock> lock_;
   double peak_flops_ = 0;
@@ -279,6 +281,7 @@ void TrainingRun::evaluate(const char* weights) {
 // is over and saved; nothing uses the factors any more.
 void TrainingRun::evaluate_merged() {
   if (!o_.method.quantized() || !eval_loader_ || o_.eval_every == 0) return;
+  merged_ = true;
   work_->model().merge_factors();
   evaluate("merged");
 }
@@ -329,6 +332,10 @@ int TrainingRun::finish(const std::string& reason, int exit_code) {
   return exit_code;
 }
 
+void TrainingRun::save_the_end() {
+  if (!merged_ && last_saved_ != checkpoint_name(o_.out, step())) save(true);
+}
+
 // An error from outside, such as a shard that turns out damaged: the state is that of the last
 // whole step. What can be saved is saved; the error itself is reported by the caller.
 void TrainingRun::end_after(const Error& error) {
@@ -339,9 +346,7 @@ void TrainingRun::end_after(const Error& error) {
       console_->line(cat("warning: ", e.what()));
     }
   };
-  attempt([&] {
-    if (last_saved_ != checkpoint_name(o_.out, step())) save(true);
-  });
+  attempt([&] { save_the_end(); });
   attempt([&] {
     finish(cat(done() ? "done, but: " : "stopped: ", error.what()), int(error.exit_code));
   });
@@ -404,7 +409,7 @@ int TrainingRun::run() {
                     "; a lower --lr, a longer --warmup or --precision fp32 may help");
   }
   if (const int signal = stop_signal()) {
-    if (last_saved_ != checkpoint_name(o_.out, step())) save(true);
+    save_the_end();
     const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
     return finish(cat("interrupted by ", name), signal_exit_code(signal));
   }

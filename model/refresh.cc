@@ -29,7 +29,7 @@ void Refresh::begin_step(int64_t step) {
   const auto found = std::lower_bound(config_.steps.begin(), config_.steps.end(), step);
   due_ = found != config_.steps.end() && *found == step;
   step_ = step;
-  gap_ = due_ && found != config_.steps.begin() ? step - *(found - 1) : 0;
+  gap_ = due_ ? step - (found == config_.steps.begin() ? 0 : *(found - 1)) : 0;
   if (due_ && config_.kind == RefreshConfig::Kind::project) model_.set_probe(this);
 }
 
@@ -81,6 +81,8 @@ UpdateReport Refresh::merge(int weight, const RefreshSpace& space, const Factors
   ops_.fill(space.scratch, 0);
   add_product(ops_, space.scratch, old, space.b_scratch);
   const double update = std::sqrt(ops_.sum_squares(space.scratch));
+  if (!std::isfinite(update))
+    fail_nonfinite("refresh: the update of " + model_.table()[weight].name + " is not finite");
   model_.read(weight, space.w_ref);
   ops_.axpby(space.w_ref, 1, space.scratch, 1);
   const double whole = std::sqrt(ops_.sum_squares(space.w_ref));
@@ -116,7 +118,8 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
           ? svd_basis(ops_, s, space.new_p, Tensor(gradient.as<float>(), s.out, s.in), completion)
           : sketch_basis(ops_, s, space.new_p, gradient, completion);
   record.energy = basis.energy, record.warning = basis.warning;
-  if (gap_ > 0 && config_.moments != RefreshMoments::keep) {
+  const bool renewed = gap_ > 0 && basis.warning.empty();  // else the moments are right as they are
+  if (renewed && config_.moments != RefreshMoments::keep) {
     basis_change(ops_, s, space.rotation, space.new_p, space.old_p);
     optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments);
   }

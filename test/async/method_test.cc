@@ -138,6 +138,7 @@ TEST_F(Method, ContradictionsAreRefused) {
   refused("--method loqt --max-gap 50", {"--max-gap 50", "--interval 100"});
   refused("--method loqt --per-layer-updates --grad-accum 2", {"--grad-accum 2"});
   refused("--method galore --param-dtype bf16", {"--param-dtype bf16", "galore"});
+  refused("--method relora --refresh-moments rotate", {"rotate", "relora"});
   refused("--method qlora", {"--method qlora", "loqt"});
   refused("--method loqt --growth -1", {"--growth -1"});
 }

@@ -165,6 +165,8 @@ TEST_F(Merge, CompensationUsesThePseudoinverse) {
 // small one nf4 keeps what moves the absmax, a 64th; the table has 0.016, from scales in fp32. Ours
 // are rounded to 8 bits, which leaves less, but not nothing. Stochastic rounding keeps all.
 TEST_F(Merge, RetentionTable) {
+  if (!ops.description().starts_with("CPU"))
+    GTEST_SKIP() << "144 merges; rounding gives the same bytes on every device";
   const double size[] = {0.3, 0.1, 0.03, 0.01, 0.003, 0.001};
   const struct {
     Rounding rounding;
