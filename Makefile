@@ -178,6 +178,8 @@ $(BUILD)/train.o: train.cu $(BUILD)/flags
 TEST_FLAGS := $(if $(filter release,$(MODE)),-O1)
 # For omp_set_num_threads alone: oneDNN must not start threads of its own.
 FLAGS_gemm_dnnl.cc := -fopenmp
+# g++ 12's own AVX-512 header, below Eigen, at -O1 (GCC bug 105593).
+FLAGS_subspace.cc := -Wno-uninitialized
 # Quantizers give the same bytes on all devices (ops/block_codec.h).
 NO_FMA := quantize optimizer8
 $(foreach f,$(NO_FMA),$(eval FLAGS_$(f).cc := -ffp-contract=off))
