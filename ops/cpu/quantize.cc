@@ -141,7 +141,11 @@ void int8_values(Y* y, const int8_t* codes, int64_t n, float scale) {
 // kWidth values: lane i is in 32-bit word i / 8, the high half of a byte first.
 vf nf4_lanes(const uint8_t* codes) {
   vf values;
-#ifdef __AVX512F__
+#ifdef __clang__  // has no shuffle by a variable
+  for (int i = 0; i < simd::kWidth; i++)
+    values[i] = kNf4.value[codes[i / 2] >> (i % 2 ? 0 : 4) & 15];
+  return values;
+#elif defined(__AVX512F__)
   const vu shift = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
   typedef uint64_t Pairs __attribute__((vector_size(64)));
   uint64_t pair;
