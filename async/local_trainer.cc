@@ -56,8 +56,10 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
       loader_.seek(position);
       optimizer_.set_step_count(adam_steps);
       if (refresh_) refresh_->cancel_step();
+      torn_ = false;
       return std::nullopt;
     }
+    torn_ = true;  // from here on groups may be updated one by one
     sink_.begin_micro_batch(int(a));
     nll += model_.forward_backward(tokens_.data() + a * B_ * T_, targets_.data() + a * B_ * T_, B_,
                                    T_, float(1.0 / double(result.targets)), sink_);
@@ -69,6 +71,7 @@ std::optional<StepResult> LocalTrainer::step(const std::function<bool()>& interr
   result.loss = nll / double(result.targets);
   result.grad_norm = sink_.finish_step().grad_norm;
   if (refresh_) refresh_->end_step();
+  torn_ = false;
   step_++;
   return result;
 }

@@ -31,6 +31,8 @@ class LocalTrainer {
   std::optional<StepResult> step(const std::function<bool()>& interrupted,
                                  uint64_t end = std::numeric_limits<uint64_t>::max());
 
+  /// An exception has left a step half done: model and optimizer are those of no step.
+  bool torn() const { return torn_; }
   int64_t steps_done() const { return step_; }
   void set_steps_done(int64_t step) { step_ = step; }
 
@@ -45,6 +47,7 @@ class LocalTrainer {
   Schedule schedule_;
   int64_t B_, T_, grad_accum_;
   int64_t step_ = 0;
+  bool torn_ = false;
   std::vector<int32_t> tokens_, targets_;  // [grad_accum, B, T]
 };
 

@@ -33,9 +33,8 @@ bool PlainTraining::advance() {
   result->seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (parts_.refresh)
     for (const MergeRecord& r : parts_.refresh->take_records()) log(r);
-  if (parts_.warnings)
-    for (const std::string& w : std::exchange(*parts_.warnings, {}))
-      e_.console->line("warning: " + w);
+  if (parts_.records)
+    for (const MergeRecord& r : std::exchange(*parts_.records, {})) log(r);
   log(*result);
   return true;
 }

@@ -150,12 +150,12 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
                           o.weight_decay, uint64_t(o.seed), o.optimizer == "adamw8bit" ? 8 : 32};
   Updater* updater = nullptr;
   if (o.method.method == "galore") {
-    parts.warnings = std::make_unique<std::vector<std::string>>();
+    parts.records = std::make_unique<std::vector<MergeRecord>>();
     GaLoreConfig galore = galore_config(o, adamw, model->table());
-    galore.on_refresh = [model, warnings = parts.warnings.get()](int i, int64_t,
-                                                                 const BasisReport& basis) {
-      if (!basis.warning.empty())
-        warnings->push_back(cat(model->table()[i].name, ": ", basis.warning));
+    galore.on_refresh = [model, records = parts.records.get()](int i, int64_t gap,
+                                                               const BasisReport& basis) {
+      records->push_back({.layer = model->table()[i].name, .gap = gap, .energy = basis.energy,
+                          .warning = basis.warning});
     };
     parts.optimizer = std::make_unique<GaLore>(ops, access, galore);
     updater = parts.optimizer.get();
@@ -250,7 +250,12 @@ int64_t program_bytes(const ModelConfig& config, const Options& o) {
 int64_t staging_bytes(const ParamTable& table) {
   int64_t largest = 0;
   for (const Param& p : table.params()) largest = std::max(largest, p.numel());
-  return largest * int64_t(sizeof(float));
+  const int64_t floats = largest * int64_t(sizeof(float));
+  int64_t refresh = 0;
+  for (int g = 0; g < table.groups(); g++)
+    for (const LowRankParams& m : low_rank_params(table, g))
+      refresh = std::max(refresh, subspace_host_bytes(m.shape, table.plan().exact_gradient));
+  return std::max(floats, refresh);
 }
 
 void check_memory(const ModelConfig& config, const Options& o, bool training) {

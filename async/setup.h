@@ -47,7 +47,7 @@ struct Parts {
   std::unique_ptr<Optimizer> optimizer;  // these: training only
   std::unique_ptr<Refresh> refresh;      // of loqt and relora
   std::unique_ptr<StepSink> sink;
-  std::unique_ptr<std::vector<std::string>> warnings;  // of GaLore, until somebody prints them
+  std::unique_ptr<std::vector<MergeRecord>> records;  // of GaLore's refreshes, until they are logged
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 
@@ -70,8 +70,8 @@ void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t se
 /// What the process holds besides Ops::alloc: code, libraries, packing buffers of the GEMMs. Bytes.
 int64_t program_bytes(const ModelConfig& config, const Options& options);
 
-/// The host's copy of one tensor, the largest: each passes through it when it is made, loaded or
-/// saved.
+/// The host's copy of one tensor, the largest, which each passes through when it is made, loaded or
+/// saved; or what the decompositions of a refresh hold in double, where that is more.
 int64_t staging_bytes(const ParamTable& table);
 
 /// Builds the parts on a dry device and compares with the memory that is free: Error with both

@@ -333,11 +333,12 @@ int TrainingRun::finish(const std::string& reason, int exit_code) {
 }
 
 void TrainingRun::save_the_end() {
-  if (!merged_ && last_saved_ != checkpoint_name(o_.out, step())) save(true);
+  if (work_->torn()) console_->line(cat("warning: step ", step() + 1, " is half done: not saved"));
+  else if (!merged_ && last_saved_ != checkpoint_name(o_.out, step())) save(true);
 }
 
-// An error from outside, such as a shard that turns out damaged: the state is that of the last
-// whole step. What can be saved is saved; the error itself is reported by the caller.
+// An error from outside. Between two steps, such as a shard that turns out damaged, the state is
+// that of the last whole step and is saved. The error itself is reported by the caller.
 void TrainingRun::end_after(const Error& error) {
   const auto attempt = [&](const auto& what) {
     try {

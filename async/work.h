@@ -39,6 +39,8 @@ class Work {
   /// False in the middle of a synchronous round: its steps are counted, its weights are not there.
   virtual bool at_rest() const { return true; }
 
+  /// An Error has left a step half done: what model() holds is of no step and must not be saved.
+  virtual bool torn() const { return false; }
   /// Completes what is being computed; then tensors() and add_state() are what a save needs.
   virtual void settle() {}
   virtual void add_state(Json& state) = 0;
@@ -61,6 +63,7 @@ class PlainTraining final : public Work {
   Model& model() override { return *parts_.model; }
   void begin() override;
   bool advance() override;
+  bool torn() const override { return trainer_.torn(); }
   int64_t step() const override { return trainer_.steps_done(); }
   int64_t tokens() const override { return tokens_; }
   void add_state(Json& state) override;

@@ -112,22 +112,40 @@ void LowRank::probe(const Run& run, const Grads& grads, const Tensor& dy, const 
 
 RefreshSpace::RefreshSpace(const FactorShape& s, const QuantFormat& format, float* base) {
   Arena arena(base);
-  for (Tensor* t : {&w_ref, &scratch}) *t = arena.take(DType::F32, s.out, s.in);
+  for (Tensor* t : {&w_ref, &scratch.w}) *t = arena.take(DType::F32, s.out, s.in);
   for (Tensor* t : {&new_p, &old_p}) *t = arena.take(DType::F32, s.p_rows(), s.p_cols());
-  for (Tensor* t : {&b, &b_scratch}) *t = arena.take(DType::F32, s.b_rows(), s.b_cols());
-  rotation = arena.take(DType::F32, s.rank, s.rank);
-  q = {arena.take(DType::U8, 1, format.bytes(s.out * s.in)).data, format, s.out, s.in};
+  for (Tensor* t : {&b, &scratch.b, &scratch.x})
+    *t = arena.take(DType::F32, s.b_rows(), s.b_cols());
+  for (Tensor* t : {&rotation, &scratch.square}) *t = arena.take(DType::F32, s.rank, s.rank);
+  scratch.q = {arena.take(DType::U8, 1, format.bytes(s.out * s.in)).data, format, s.out, s.in};
   elements = (arena.used() + 3) / 4;
 }
 
-int64_t refresh_elements(const ParamTable& table) {
+namespace {
+
+// Of all matrices with factors, the most that f(shape, format) says.
+template <class F>
+int64_t most_elements(const ParamTable& table, const F& f) {
   int64_t most = 0;
   for (int i = 0; i < table.size(); i++)
     if (table[i].role == Role::matrix && !table[i].trainable())
-      most = std::max(most, RefreshSpace({table[i].rows(), table[i].cols(), table[i + 1].cols()},
-                                         table[i].format, nullptr)
-                                .elements);
+      most = std::max(most, f(FactorShape{table[i].rows(), table[i].cols(), table[i + 1].cols()},
+                              table[i].format));
   return most;
+}
+
+}  // namespace
+
+int64_t refresh_elements(const ParamTable& table) {
+  return most_elements(table, [](const FactorShape& s, const QuantFormat& format) {
+    return RefreshSpace(s, format, nullptr).elements;
+  });
+}
+
+int64_t effective_elements(const ParamTable& table) {
+  return most_elements(table, [](const FactorShape& s, const QuantFormat&) {
+    return s.out * s.in + (s.out + s.in) * s.rank;
+  });
 }
 
 std::vector<LowRankParams> low_rank_params(const ParamTable& table, int group) {

@@ -8,7 +8,7 @@
 // an orthonormal basis. So nothing here multiplies by s, and dB = s G P^T comes out by itself.
 #pragma once
 #include "model/layers.h"
-#include "quant/subspace.h"
+#include "quant/merge.h"
 
 namespace loqal {
 
@@ -50,16 +50,18 @@ struct LowRankParams {
 
 /// Memory that a refresh of the largest matrix needs (RefreshSpace), in fp32 numbers.
 int64_t refresh_elements(const ParamTable& table);
+/// The same of W_eff and both factors.
+int64_t effective_elements(const ParamTable& table);
 
 /// Scratch of the refresh of one matrix, F32.
 struct RefreshSpace {
   RefreshSpace(const FactorShape& shape, const QuantFormat& format, float* base);
 
-  Tensor w_ref, scratch;  ///< [out, in]
-  Tensor new_p, old_p;    ///< [like P]
-  Tensor b, b_scratch;    ///< [like B]
-  Tensor rotation;        ///< [R, R]
-  QTensor q;              ///< [out, in]
+  Tensor w_ref;         ///< [out, in]
+  Tensor new_p, old_p;  ///< [like P]
+  Tensor b;             ///< [like B]
+  Tensor rotation;      ///< [R, R]
+  MergeScratch scratch;
   int64_t elements;
 };
 

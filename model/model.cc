@@ -51,9 +51,11 @@ Model::Model(Ops& ops, const ModelConfig& config, const ModelOptions& options)
                   "keys and values");
   Run largest{ops, {}, options.B, config.T};
   largest.weights.X = options.X;
+  workspace_elements_ = options.training ? refresh_elements(table_) : effective_elements(table_);
   carve(largest, nullptr, nullptr);
   kept_ = ops.alloc(kept_bytes_, "activations");
   scratch_ = ops.alloc(scratch_bytes_, "scratch");
+  carve(largest, kept_.data(), scratch_.data());  // the workspace is needed before the first batch
   if (rope_ >= 0 && !ops.dry()) upload_rotary();
 }
 
@@ -93,9 +95,9 @@ void Model::carve(const Run& run, void* kept_base, void* scratch_base) {
     scratch.rewind(blocks);
     block->carve(run, kept, scratch);
   }
-  if (low_rank() && options_.training) {
+  if (low_rank()) {
     scratch.rewind(0);
-    workspace_ = scratch.take(DType::F32, 1, refresh_elements(table_));
+    workspace_ = scratch.take(DType::F32, 1, workspace_elements_);
   }
   scratch.rewind(0);
   logits_ = scratch.take(DType::F32, logit_rows(N, config_.V), config_.V);

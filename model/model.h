@@ -46,7 +46,8 @@ class Model {
   void read(int index, const Tensor& to);
   void write(int index, const Tensor& from);
   QTensor quantized(int index) const;  ///< of a frozen tensor that is held so
-  /// F32 [1, refresh_elements()], for whoever works between two blocks' passes.
+  /// F32 [1, refresh_elements()] or, for reading only, effective_elements(); for whoever works
+  /// between two blocks' passes.
   const Tensor& workspace() const { return workspace_; }
   /// W_eff of a matrix with a low-rank part, F32, into w [out, in]. u [out, R] and d [R, in]: F32,
   /// become its factors.
@@ -130,6 +131,7 @@ class Model {
   Tensor final_stats_, h_;         // F32 [1,2N]; X[N,C]: output of the final norm
   Tensor g_, dh_;                  // X[N,C]: gradient of the residual stream, and of h
   Tensor workspace_;               // F32, in scratch
+  int64_t workspace_elements_ = 0;
   Tensor logits_;                  // F32 [rows, V]: one chunk, in scratch
   Run last_;                       // the last pass, for first_nonfinite()
 };

@@ -41,8 +41,7 @@ Tensor Model::parameter(int index) const {
 
 void Model::set_parameter(int index, const std::vector<float>& values) {
   if (table_[index].format) {
-    const Buffer memory = ops_.alloc(table_[index].numel() * 4, "scratch");
-    const Tensor x(memory.as<float>(), table_[index].rows(), table_[index].cols());
+    const Tensor x(workspace_.as<float>(), table_[index].rows(), table_[index].cols());
     ops_.upload(x, values.data());
     return write(index, x);
   }
@@ -97,19 +96,18 @@ void Model::effective(int weight, const Tensor& w, const Tensor& u, const Tensor
 
 std::vector<float> Model::effective(int index) {
   const Param& p = table_[index];
-  const bool low_rank = !p.trainable();
-  const int64_t n = p.numel(),
-                factors = low_rank ? (p.rows() + p.cols()) * table_[index + 1].cols() : 0;
-  const Buffer memory = ops_.alloc((n + factors) * 4, "scratch");
-  const Tensor w(memory.as<float>(), p.rows(), p.cols());
-  if (low_rank) {
-    const int64_t R = table_[index + 1].cols();
-    const Tensor u(w.as<float>() + n, p.rows(), R), d(u.as<float>() + u.numel(), R, p.cols());
-    effective(index, w, u, d);
-  } else {
+  std::vector<float> host(size_t(p.numel()));
+  if (p.trainable()) {
+    const Buffer memory = ops_.alloc(p.numel() * 4, "scratch");
+    const Tensor w(memory.as<float>(), p.rows(), p.cols());
     read(index, w);
+    ops_.download(host.data(), w);
+    return host;
   }
-  std::vector<float> host(static_cast<size_t>(n));
+  const int64_t R = table_[index + 1].cols();
+  const Tensor w(workspace_.as<float>(), p.rows(), p.cols()), u(w.as<float>() + w.numel(), p.rows(), R),
+      d(u.as<float>() + u.numel(), R, p.cols());
+  effective(index, w, u, d);
   ops_.download(host.data(), w);
   return host;
 }

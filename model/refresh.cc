@@ -76,15 +76,15 @@ Tensor Refresh::directions(const LowRankParams& m, const Tensor& scratch) {
 UpdateReport Refresh::merge(int weight, const RefreshSpace& space, const Factors& old) {
   const Rounder rounder{model_.table().plan().rounding, stream(Purpose::merge, weight)};
   if (model_.table()[weight].format)
-    return requantize(ops_, model_.quantized(weight), space.w_ref, old, rounder, space.scratch,
-                      space.b_scratch);
-  ops_.fill(space.scratch, 0);
-  add_product(ops_, space.scratch, old, space.b_scratch);
-  const double update = std::sqrt(ops_.sum_squares(space.scratch));
+    return requantize(ops_, model_.quantized(weight), space.w_ref, old, rounder, space.scratch);
+  const Tensor& change = space.scratch.w;
+  ops_.fill(change, 0);
+  add_product(ops_, change, old, space.scratch.b);
+  const double update = std::sqrt(ops_.sum_squares(change));
   if (!std::isfinite(update))
     fail_nonfinite("refresh: the update of " + model_.table()[weight].name + " is not finite");
   model_.read(weight, space.w_ref);
-  ops_.axpby(space.w_ref, 1, space.scratch, 1);
+  ops_.axpby(space.w_ref, 1, change, 1);
   const double whole = std::sqrt(ops_.sum_squares(space.w_ref));
   if (update > 0) model_.write(weight, space.w_ref);
   return {.update_norm = whole > 0 ? update / whole : 0, .retained = 1};
@@ -121,7 +121,11 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
   const bool renewed = gap_ > 0 && basis.warning.empty();  // else the moments are right as they are
   if (renewed && config_.moments != RefreshMoments::keep) {
     basis_change(ops_, s, space.rotation, space.new_p, space.old_p);
-    optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments);
+    // All but w_ref and the bases is free now; the weight's room is at least that of B.
+    const auto like_b = [&](const Tensor& t) { return Tensor(t.as<float>(), s.b_rows(), s.b_cols()); };
+    optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments,
+                            {like_b(space.scratch.w), space.scratch.b, space.scratch.x,
+                             space.scratch.square});
   }
   ops_.axpby(space.new_p, float(scale), space.new_p, 0);
   model_.write(m.frozen, space.new_p);
@@ -133,10 +137,11 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
     const Rounder rounder{table.plan().rounding, stream(Purpose::compensate, m.weight)};
     // What lies between its parts is copied with them: the bytes of a checkpoint are a function of
     // the run alone.
-    ops_.fill(Tensor(static_cast<float*>(space.q.data), 1, space.q.bytes() / 4), 0);
+    const QTensor& q = space.scratch.q;
+    ops_.fill(Tensor(static_cast<float*>(q.data), 1, q.bytes() / 4), 0);
     record.error =
         compensate(ops_, model_.quantized(m.weight), space.w_ref, both(space.new_p),
-                   int(config_.compensate), rounder, space.scratch, space.b_scratch, space.q);
+                   int(config_.compensate), rounder, space.scratch);
   }
   model_.write(m.trained, space.b);
   records_.push_back(record);
@@ -153,13 +158,14 @@ void Refresh::restart(int weight) {
   MergeRecord record{.layer = table[weight].name, .gap = gap_};
   const UpdateReport report = merge(weight, space, {s, space.old_p, space.b, 1.0});
   record.update_norm = report.update_norm, record.retained = report.retained;
-  model_.read(weight, space.scratch);
+  const Tensor& lost = space.scratch.w;
+  model_.read(weight, lost);
   const double whole = std::sqrt(ops_.sum_squares(space.w_ref));
-  ops_.axpby(space.scratch, -1, space.w_ref, 1);
-  if (whole > 0) record.error = std::sqrt(ops_.sum_squares(space.scratch)) / whole;
+  ops_.axpby(lost, -1, space.w_ref, 1);
+  if (whole > 0) record.error = std::sqrt(ops_.sum_squares(lost)) / whole;
   model_.init_factors(weight, config_.seed, step_);
   for (const int factor : {up, down})
-    optimizer_.change_basis(factor, s.side(), {}, config_.moments);
+    optimizer_.change_basis(factor, s.side(), {}, config_.moments, {});
   records_.push_back(record);
 }
 

@@ -37,7 +37,7 @@ struct MergeRecord {
   std::string layer;       ///< name of the matrix
   int64_t gap = 0;         ///< steps since the refresh before; 0: it is the first
   double error = 0;        ///< |W_eff after - W_eff before| / |W_eff before|
-  double update_norm = 0;  ///< |U D| before / |W| before
+  double update_norm = 0;  ///< |U D| before / |W_eff| before
   double retained = 1;     ///< <W after - W before, U D> / |U D|^2: how much of it the merge kept
   double energy = 0;    ///< of the gradient, captured by the new basis; of its sketch, an estimate
   std::string warning;  ///< why the old basis stays, or ""

@@ -37,12 +37,13 @@ GaLore::GaLore(Ops& ops, const ParamAccess& params, const GaLoreConfig& config)
     : Optimizer(ops, params),
       config_(config),
       shapes_(factor_shapes(*params.table, config)),
+      refresh_steps_(config.schedule.all()),
       moments_(ops, moment_shapes(*params.table, shapes_), config.adam.bits) {
   int64_t bases = 0, largest = 0;
   for (const FactorShape& s : shapes_) {
     basis_at_.push_back(bases);
     bases += (s.rank * s.n() + 15) / 16 * 16;
-    if (s.rank) largest = std::max(largest, s.m() * s.rank);
+    if (s.rank) largest = std::max(largest, s.m() * (config.sketch ? sketch_columns(s) : s.rank));
   }
   bases_ = ops.alloc(4 * bases, "optimizer state");
   projected_ = ops.alloc(4 * largest, "optimizer scratch");
@@ -73,7 +74,9 @@ void GaLore::project(int param, const Tensor& grad, const ParamRule& rule, doubl
   const Tensor P = basis(param), W = params_.parameter(param),
                R(projected_.as<float>(), s.b_rows(), s.b_cols()),
                D(direction_.as<float>(), s.b_rows(), s.b_cols());
-  if (config_.schedule.due(step_ - 1)) refresh(param, grad);
+  const auto due = std::lower_bound(refresh_steps_.begin(), refresh_steps_.end(), step_ - 1);
+  if (due != refresh_steps_.end() && *due == step_ - 1)
+    refresh(param, grad, due == refresh_steps_.begin() ? 0 : *due - due[-1]);
   if (left(s)) ops_.matmul(R, grad, P, {.transpose_b = true});
   else ops_.matmul(R, P, grad, {.transpose_a = true});
   ParamRule of_direction = rule;
@@ -88,18 +91,15 @@ void GaLore::project(int param, const Tensor& grad, const ParamRule& rule, doubl
   if (const Tensor copy = params_.compute_copy(param)) ops_.copy(copy, W);
 }
 
-void GaLore::refresh(int param, const Tensor& grad) {
+void GaLore::refresh(int param, const Tensor& grad, int64_t gap) {
   const FactorShape& s = shapes_[size_t(param)];
   const PhiloxStream stream(config_.adam.seed, Purpose::subspace, 0, uint32_t(param),
                             uint64_t(step_));
   BasisReport report;
   if (config_.sketch) {
     const int64_t S = sketch_columns(s);
-    Buffer omega_memory = ops_.alloc(4 * s.m() * S, "refresh"),
-           y_memory = ops_.alloc(4 * s.n() * S, "refresh"),
-           moment_memory = ops_.alloc(4 * s.m() * s.rank, "refresh");
-    const Tensor omega(omega_memory.as<float>(), s.m(), S), Y(y_memory.as<float>(), s.n(), S),
-        moment(moment_memory.as<float>(), s.b_rows(), s.b_cols());
+    const Tensor omega(direction_.as<float>(), s.m(), S), Y(projected_.as<float>(), s.n(), S),
+        moment(projected_.as<float>(), s.b_rows(), s.b_cols());  // is done with before Y is made
     moments_.read(moment, {}, param);
     fill_omega(ops_, s, omega, moment, stream);
     ops_.matmul(Y, grad, omega, {.transpose_a = left(s)});
@@ -107,7 +107,7 @@ void GaLore::refresh(int param, const Tensor& grad) {
   } else {
     report = svd_basis(ops_, s, basis(param), grad, stream);
   }
-  if (config_.on_refresh) config_.on_refresh(param, step_ - 1, report);
+  if (config_.on_refresh) config_.on_refresh(param, gap, report);
 }
 
 std::vector<NamedState> GaLore::states(int param) const {

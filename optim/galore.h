@@ -20,8 +20,8 @@ struct GaLoreConfig {
   RefreshSchedule schedule;            ///< of P, by the step (0, 1, ...); 0 is always one
   bool sketch = true;                  ///< else by an exact decomposition
   std::function<bool(int)> projected;  ///< which parameters; they must be 2-D and F32
-  /// Told of each new P, for the log; may be empty.
-  std::function<void(int param, int64_t step, const BasisReport&)> on_refresh = {};
+  /// Told of each new P, for the log, and of the steps since the one before; may be empty.
+  std::function<void(int param, int64_t gap, const BasisReport&)> on_refresh = {};
 };
 
 class GaLore final : public Optimizer {
@@ -35,11 +35,12 @@ class GaLore final : public Optimizer {
 
  private:
   void project(int param, const Tensor& grad, const ParamRule& rule, double scale);
-  void refresh(int param, const Tensor& grad);
+  void refresh(int param, const Tensor& grad, int64_t gap);
   Tensor basis(int param) const;
 
   GaLoreConfig config_;
   std::vector<FactorShape> shapes_;  // rank 0: not projected
+  const std::vector<int64_t> refresh_steps_;
   Moments moments_;
   std::vector<int64_t> basis_at_;  // elements from the start of bases_
   Buffer bases_, projected_, direction_;

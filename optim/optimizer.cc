@@ -59,20 +59,16 @@ void AdamW::reset() {
   step_ = 0;
 }
 
-void AdamW::change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode) {
-  if (mode == RefreshMoments::keep || step_ == 0) return;
+void AdamW::change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode,
+                         const BasisScratch& scratch) {
+  if (mode == RefreshMoments::keep) return;
   if (mode == RefreshMoments::reset) return moments_.reset(param);
-  const Param& p = (*params_.table)[param];
-  const int64_t rows = p.rows(), cols = p.cols(), R = side == Side::left ? cols : rows,
-                bytes = 4 * rows * cols;
-  Buffer buffers[3], square = ops_.alloc(4 * R * R, "refresh");
-  for (Buffer& b : buffers) b = ops_.alloc(bytes, "refresh");
-  const Tensor m(buffers[0].as<float>(), rows, cols), v(buffers[1].as<float>(), rows, cols),
-      turned(buffers[2].as<float>(), rows, cols), QQ(square.as<float>(), R, R);
+  if (step_ <= 1) return;  // no moments yet
   if (ops_.dry()) return;
+  const auto& [m, v, turned, QQ] = scratch;
   moments_.read(m, v, param);
-  std::vector<float> hm(size_t(rows * cols)), hv(hm.size()), hq(size_t(R * R));
-  const double t = double(step_), debias1 = 1 - std::pow(config_.beta1, t),
+  std::vector<float> hm(size_t(m.numel())), hv(hm.size()), hq(size_t(rotation.numel()));
+  const double t = double(step_ - 1), debias1 = 1 - std::pow(config_.beta1, t),
                debias2 = 1 - std::pow(config_.beta2, t);
   const auto rotate = [&](const Tensor& to, const Tensor& by, const Tensor& x) {
     if (side == Side::left) ops_.matmul(to, x, by, {.transpose_b = true});

@@ -77,6 +77,11 @@ class Optimizer : public Updater {
 /// What a change of the subspace that a low-rank factor lives in does to its moments.
 enum class RefreshMoments { keep, reset, rotate };
 
+/// What AdamW::change_basis() works in when it rotates, F32: three like the parameter, one [R, R].
+struct BasisScratch {
+  Tensor m, v, turned, square;
+};
+
 /// AdamW with moments in 32 or 8 bits.
 class AdamW final : public Optimizer {
  public:
@@ -91,9 +96,10 @@ class AdamW final : public Optimizer {
   /// The parameter's coordinates along its low-rank dimension (columns on the left side, rows on
   /// the right one) belong to a new basis from now on; rotation F32 [R, R] = new from old
   /// coordinates (quant/subspace.h, basis_change()), not read unless mode is rotate. Then
-  /// (LDAdam, Robert et al. 2025), with t steps taken and ^ for bias-corrected:
-  ///     m = Q m,   v = (1 - b2^t) |(Q o Q)(v^ - m^ o m^) + (Q m^) o (Q m^)|.
-  void change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode);
+  /// (LDAdam, Robert et al. 2025), in step t, which has not touched them, and ^ for bias-corrected:
+  ///     m = Q m,   v = (1 - b2^(t-1)) |(Q o Q)(v^ - m^ o m^) + (Q m^) o (Q m^)|.
+  void change_basis(int param, Side side, const Tensor& rotation, RefreshMoments mode,
+                    const BasisScratch& scratch);
 
  private:
   AdamWConfig config_;

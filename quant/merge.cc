@@ -45,7 +45,7 @@ void add_product(Ops& ops, const Tensor& w, const Factors& f, const Tensor& b_sc
 }
 
 UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
-                        const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch) {
+                        const Rounder& rounder, const MergeScratch& scratch) {
   UpdateReport report;
   if (ops.dry()) return report;
   ops.dequantize(w_ref, q);
@@ -53,58 +53,53 @@ UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const F
   if (b_squares == 0) return report;
   expect_finite(b_squares, "the low-rank factor B");
   expect_finite(ops.sum_squares(old.P), "the low-rank factor P");
-  add_product(ops, w_ref, old, b_scratch);
-  ops.dequantize(scratch, q);
-  ops.axpby(scratch, 1, w_ref, -1);  // dW
-  const double update = ops.sum_squares(scratch), norm = ops.sum_squares(w_ref);
+  add_product(ops, w_ref, old, scratch.b);
+  ops.dequantize(scratch.w, q);
+  ops.axpby(scratch.w, 1, w_ref, -1);  // dW
+  const double update = ops.sum_squares(scratch.w), norm = ops.sum_squares(w_ref);
   expect_finite(update, "the weight and its low-rank update");
   if (update == 0) return report;
   report.update_norm = std::sqrt(update / norm);
   ops.quantize(q, w_ref, rounder.rounding, rounder.stream);
   // <dq(q) - W0, dW> = |dW|^2 - <w_ref - dq(q), dW>, and dW = s (P, B).
-  subtract(ops, scratch, w_ref, q);
-  project(ops, b_scratch, old, scratch);
-  report.retained = 1 - old.scale * ops.dot(b_scratch, old.B) / update;
+  subtract(ops, scratch.w, w_ref, q);
+  project(ops, scratch.b, old, scratch.w);
+  report.retained = 1 - old.scale * ops.dot(scratch.b, old.B) / update;
   return report;
 }
 
 double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& fresh,
-                  int iterations, const Rounder& rounder, const Tensor& scratch,
-                  const Tensor& b_scratch, const QTensor& q_scratch) {
-  const int64_t R = fresh.shape.rank;
-  Buffer inverse_memory = ops.alloc(4 * R * R, "refresh");
-  Buffer x_memory = ops.alloc(4 * fresh.B.numel(), "refresh");
+                  int iterations, const Rounder& rounder, const MergeScratch& scratch) {
   if (ops.dry()) return 0;
-  const Tensor inverse(inverse_memory.as<float>(), R, R);
-  const Tensor x(x_memory.as<float>(), fresh.B.rows, fresh.B.cols);  // -s B
+  const Tensor &d = scratch.w, &b = scratch.b, &x = scratch.x, &inverse = scratch.square;
   const double norm = ops.sum_squares(w_ref);
-  subtract(ops, scratch, w_ref, q);
-  const double without = ops.sum_squares(scratch);
+  subtract(ops, d, w_ref, q);
+  const double without = ops.sum_squares(d);
   expect_finite(without, "the rounding error of the weight");
   ops.fill(fresh.B, 0);
   if (norm == 0) return 0;
   if (without == 0 || iterations == 0) return std::sqrt(without / norm);
   gram_inverse(ops, fresh.shape, inverse, fresh.P);
   double best = without;
-  QTensor trial = q_scratch, kept = q;
+  QTensor trial = scratch.q, kept = q;
   for (int i = 0; i < iterations; i++) {
-    // scratch = w_ref - dq(Q) of the Q at hand: of `kept` at first, then of `trial`.
-    project(ops, x, fresh, scratch);
-    if (left(fresh)) ops.matmul(b_scratch, x, inverse);
-    else ops.matmul(b_scratch, inverse, x);
-    ops.axpby(x, -1, b_scratch, 0);
-    add_scaled(ops, scratch, fresh, x);
-    const double error = ops.sum_squares(scratch);
+    // d = w_ref - dq(Q) of the Q at hand, that of `kept` at first, then of `trial`; b = s B, x = -b.
+    project(ops, x, fresh, d);
+    if (left(fresh)) ops.matmul(b, x, inverse);
+    else ops.matmul(b, inverse, x);
+    ops.axpby(x, -1, b, 0);
+    add_scaled(ops, d, fresh, x);
+    const double error = ops.sum_squares(d);
     if (error < best) {
       best = error;
-      ops.axpby(fresh.B, float(1 / fresh.scale), b_scratch, 0);
+      ops.axpby(fresh.B, float(1 / fresh.scale), b, 0);
       if (i > 0) std::swap(trial, kept);
     }
     if (i + 1 == iterations) break;
-    ops.copy(scratch, w_ref);
-    add_scaled(ops, scratch, fresh, x);
-    ops.quantize(trial, scratch, rounder.rounding, rounder.stream);
-    subtract(ops, scratch, w_ref, trial);
+    ops.copy(d, w_ref);
+    add_scaled(ops, d, fresh, x);
+    ops.quantize(trial, d, rounder.rounding, rounder.stream);
+    subtract(ops, d, w_ref, trial);
   }
   if (kept.data != q.data) ops.copy(words(q), words(kept));
   return std::sqrt(best / norm);

@@ -31,19 +31,24 @@ struct UpdateReport {
   double retained = 1;     ///< <dq(q(W_ref)) - W0, dW> / |dW|^2: share that rounding leaves; 1: all
 };
 
+/// What the two functions work in, F32: matrices like the weight, B, B and [R, R]; and a second
+/// quantized matrix.
+struct MergeScratch {
+  Tensor w, b, x, square;
+  QTensor q;
+};
+
 /// w_ref (F32 [out, in], overwritten) = W_eff of q and the old factors; q = quantized w_ref. An
 /// update that is exactly zero leaves every byte of q as it is; so does one that is not finite: it
-/// throws Exit::nonfinite. scratch: F32 [out, in]; b_scratch: F32, like B.
+/// throws Exit::nonfinite.
 UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& old,
-                        const Rounder& rounder, const Tensor& scratch, const Tensor& b_scratch);
+                        const Rounder& rounder, const MergeScratch& scratch);
 
 /// B (overwritten) and q such that dq(q) + s (P, B) is close to w_ref; q holds quantized w_ref. P
 /// need not be orthonormal. The best of `iterations` (0: q stays and B = 0) is taken, so that the
 /// result never gets worse with more. Returns |w_ref - dq(q) - s (P, B)|_F / |w_ref|_F. Throws
-/// Exit::nonfinite, with q as it was, if w_ref - dq(q) is not finite. scratch, b_scratch as above;
-/// q_scratch: a second quantized matrix like q.
+/// Exit::nonfinite, with q as it was, if w_ref - dq(q) is not finite.
 double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors& fresh,
-                  int iterations, const Rounder& rounder, const Tensor& scratch,
-                  const Tensor& b_scratch, const QTensor& q_scratch);
+                  int iterations, const Rounder& rounder, const MergeScratch& scratch);
 
 }  // namespace loqal

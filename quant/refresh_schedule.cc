@@ -21,9 +21,4 @@ std::vector<int64_t> RefreshSchedule::all() const {
   }
 }
 
-bool RefreshSchedule::due(int64_t step) const {
-  const std::vector<int64_t> list = all();
-  return std::binary_search(list.begin(), list.end(), step);
-}
-
 }  // namespace loqal

@@ -15,7 +15,6 @@ struct RefreshSchedule {
   /// 0, tau, tau + (tau + floor(psi)), ...: 0, 100, 201, 302, 403, 505, ... for 100 and 1.2. None
   /// but 0 is closer than tau to the end of the run.
   std::vector<int64_t> all() const;
-  bool due(int64_t step) const;
 };
 
 }  // namespace loqal

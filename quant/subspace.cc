@@ -154,6 +154,18 @@ int64_t sketch_columns(const FactorShape& shape) {
   return std::min(shape.rank + kOversampling, shape.n());
 }
 
+// Columns of the matrix, the same in floats, its orthonormal directions twice, and the smaller Gram
+// matrix with Eigen's copies of it.
+int64_t subspace_host_bytes(const FactorShape& s, bool exact) {
+  const int64_t S = sketch_columns(s);
+  const auto leading_of = [&](int64_t rows, int64_t cols) {
+    const int64_t gram = std::min(rows, cols);
+    return rows * cols * 12 + 2 * rows * s.rank * 8 + 3 * gram * gram * 8;
+  };
+  const int64_t omega = s.m() * S * 12 + leading_of(s.m(), s.rank);
+  return std::max(omega, exact ? leading_of(s.n(), s.m()) : leading_of(s.n(), S));
+}
+
 BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& G,
                       const PhiloxStream& completion) {
   if (ops.dry()) return {};

@@ -36,6 +36,8 @@ struct FactorShape {
 
 /// Columns that a sketch has beyond the rank; the last ones, always random.
 constexpr int64_t kOversampling = 8;
+/// Host memory of the functions below, of whichever takes most. exact: svd_basis() is one of them.
+int64_t subspace_host_bytes(const FactorShape& shape, bool exact);
 /// Columns S of a sketch: rank + kOversampling, at most n.
 int64_t sketch_columns(const FactorShape& shape);
 

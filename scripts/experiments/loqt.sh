@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # What does LoQT cost in quality, and what does it save? Methods on the same text, tokens and seeds: a Llama of 4
 # layers x 256, vocabulary 4,096, 2,048 tokens a step, rank 64, on the King James Bible. The learning rate of each
-# method is the best of short runs (a quarter of the steps). doc/loqt.md shows what came out.
+# method is the best of short runs (a quarter of the steps): from the middle of RATES downhill, until both
+# neighbours are worse. doc/loqt.md shows what came out.
 #
 #   BUDGET=MINUTES     stop after so long   [none]; the same command goes on where it was
 #   EXPERIMENT=DIR     where everything goes   [experiments/loqt]
 #   STEPS, WIDTH, LAYERS, RANK, VOCAB          [2000, 256, 4, width / 4, 4096]
-#   SEEDS, SEEDS_ONE, METHODS, RATES           ["1 2 3" of full and int8, "1" of the rest, all,
-#                      "1e-3 2e-3 5e-3 1e-2 2e-2"; one rate: no tuning]
+#   SEEDS, SEEDS_ONE, METHODS     ["1 2 3" of full, int8 and svd, which is int8 with the exact decomposition in
+#                      place of the sketch, at int8's rate; "1" of the rest; all]
+#   RATES              [2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2; one: no tuning]
 #   THREADS=N          [0: all]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -17,8 +19,8 @@ steps=${STEPS:-2000} width=${WIDTH:-256} layers=${LAYERS:-4} vocab=${VOCAB:-4096
 rank=${RANK:-$((width / 4))}
 read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra seeds_one <<<"${SEEDS_ONE:-1}"
-read -ra methods <<<"${METHODS:-full int8 nq nf4 galore lora relora}"
-read -ra rates <<<"${RATES:-1e-3 2e-3 5e-3 1e-2 2e-2}"
+read -ra methods <<<"${METHODS:-full int8 galore nf4 svd nq lora relora}"
+read -ra rates <<<"${RATES:-2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2}"
 start=$SECONDS
 
 # Options of a method. Embeddings, head and norms have the rate of the full method's best run.
@@ -26,6 +28,7 @@ options() {
   case $1 in
   full) echo --method full ;;
   int8 | nf4) echo --method loqt --quant "$1" --rank "$rank" ;;
+  svd) echo --method loqt --quant int8 --rank "$rank" --subspace svd ;;
   nq) echo --method loqt --quant none --rank "$rank" ;;
   galore) echo --method galore --rank "$rank" --scale 0.25 ;;
   lora) echo --method lora --rank "$rank" ;;
@@ -86,23 +89,46 @@ for part in val train; do
     ./tokenize --tokenizer "$dir/spm.model" --out "$dir/tokens/$part" "$dir/text/$part.json" >>"$dir/output.txt"
 done
 
+# The loss of the short run of method $1 with the I-th rate, $2; 99 beyond the ends. In $loss.
+short_run() {
+  loss=99
+  if [ "$2" -lt 0 ] || [ "$2" -ge ${#rates[@]} ]; then return; fi
+  one "$dir/tuning/$1/${rates[$2]}" "$1" 100 "${rates[$2]}" $((steps / 4))
+  loss=$(last_loss "$dir/tuning/$1/${rates[$2]}")
+}
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }'; }
+
 # The best rate of a method, in DIR/rate_METHOD.
 tune() {
   [ -e "$dir/rate_$1" ] && return
-  local losses="" rate
-  for rate in "${rates[@]}"; do
-    if [ ${#rates[@]} = 1 ]; then losses="0 $rate"; continue; fi
-    one "$dir/tuning/$1/$rate" "$1" 100 "$rate" $((steps / 4))
-    losses+="$(last_loss "$dir/tuning/$1/$rate") $rate"$'\n'
-  done
-  sort -g <<<"${losses%$'\n'}" | head -n 1 | awk '{ print $NF }' >"$dir/rate.tmp"
+  local best=$((${#rates[@]} / 2)) least=98 i loss
+  if [ "$1" = svd ]; then
+    tune int8
+    cp "$dir/rate_int8" "$dir/rate_svd"
+    return
+  fi
+  if [ ${#rates[@]} -gt 1 ]; then
+    short_run "$1" $best
+    least=$loss
+    for direction in -1 1; do
+      for ((i = best + direction; ; i += direction)); do
+        short_run "$1" $i
+        below "$loss" "$least" || break
+        best=$i least=$loss
+      done
+    done
+    if [ $best = 0 ] || [ $best = $((${#rates[@]} - 1)) ]; then
+      echo "loqt.sh: warning: the best rate of $1 is at the end of RATES, ${rates[$best]}: widen them" >&2
+    fi
+  fi
+  echo "${rates[$best]}" >"$dir/rate.tmp"
   mv "$dir/rate.tmp" "$dir/rate_$1"
 }
 
 tune full
 for method in "${methods[@]}"; do
   tune "$method"
-  case $method in full | int8) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac
+  case $method in full | int8 | svd) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac
   for seed in "${chosen[@]}"; do
     one "$dir/runs/$method/$seed" "$method" "$seed" "$(cat "$dir/rate_$method")" "$steps"
   done

@@ -62,7 +62,7 @@ TEST_F(Method, MergeRecordsFollowTheSchedule) {
 
 // Issue, 7: the export is the effective weights; what the last evaluation was made with.
 TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
-  expect(loqt_ + val_ + " --quant nf4 --steps 30 --save-every 15 --export hf", 0);
+  expect(loqt_ + val_ + " --quant nf4 --precision fp32 --steps 30 --save-every 15 --export hf", 0);
   EXPECT_EQ(slurp("out/step_00000030/model.safetensors"), slurp("hf/model.safetensors"));
   EXPECT_FALSE(exists("out/step_00000015/model.safetensors"));
   const std::vector<Json> evals = records("out/log.jsonl", "eval");
@@ -76,7 +76,7 @@ TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
     std::snprintf(text, sizeof text, "%.5f", evals[3]["loss"].get<double>());
     return std::string(text);
   }());
-  const std::string val = " --eval-only --val-data data_000001.bin";
+  const std::string val = " --eval-only --precision fp32 --val-data data_000001.bin";
   expect("--resume out" + val, 0, {loss});
   expect("--init hf" + val, 0, {loss});
   expect("--resume out/step_00000015 --export hf15", 0);

@@ -28,8 +28,8 @@ struct Task {
                      .sketch = sketch,
                      .projected = [this](int i) { return table[i].shape.size() == 2; },
                      .on_refresh =
-                         [this](int, int64_t step, const BasisReport& r) {
-                           refreshed.push_back(step), energy = r.energy;
+                         [this](int, int64_t gap, const BasisReport& r) {
+                           gaps.push_back(gap), energy = r.energy;
                          }});
   }
   // Of |W - T|^2 / 2.
@@ -52,7 +52,7 @@ struct Task {
   Buffer vector, gradient;
   ParamTable table;
   std::unique_ptr<GaLore> optimizer;
-  std::vector<int64_t> refreshed;
+  std::vector<int64_t> gaps;
   double energy = 0;
 };
 
@@ -95,7 +95,7 @@ TEST(GaLore, IsAdamOnTheFactorBetweenRefreshes) {
       const Mat<double> got = task.w.after();
       for (size_t i = 0; i < W.v.size(); i++) ASSERT_NEAR(got.v[i], W.v[i], 2e-6) << t;
     }
-    EXPECT_EQ(task.refreshed, std::vector<int64_t>{0});
+    EXPECT_EQ(task.gaps, std::vector<int64_t>{0});
   }
 }
 
@@ -112,7 +112,7 @@ TEST(GaLore, RefreshesReachTheTarget) {
       const double before = loss();
       for (int t = 0; t < 120; t++) task.step(0.3);
       EXPECT_LT(loss(), 0.1 * before) << sketch << bits;
-      EXPECT_EQ(task.refreshed, (std::vector<int64_t>{0, 20, 40, 60, 80, 100}));
+      EXPECT_EQ(task.gaps, (std::vector<int64_t>{0, 20, 20, 20, 20, 20}));
       EXPECT_GT(task.energy, 0);
     }
 }

@@ -17,12 +17,13 @@ struct Layer {
   Layer(Ops& ops_, const FactorShape& s, const QuantFormat& format, double scale = 0.5)
       : ops(ops_), shape(s), q_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
         q2_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
-        w(ops, DType::F32, s.out, s.in), scratch(ops, DType::F32, s.out, s.in),
+        w(ops, DType::F32, s.out, s.in), w2(ops, DType::F32, s.out, s.in),
         P(ops, DType::F32, Mat<double>(s.p_rows(), s.p_cols())),
         B(ops, DType::F32, Mat<double>(s.b_rows(), s.b_cols())),
-        b_scratch(ops, DType::F32, s.b_rows(), s.b_cols()),
-        q{q_memory.data(), format, s.out, s.in}, q2{q2_memory.data(), format, s.out, s.in},
-        factors{s, P.out(), B.out(), scale} {}
+        b2(ops, DType::F32, s.b_rows(), s.b_cols()), b3(ops, DType::F32, s.b_rows(), s.b_cols()),
+        square(ops, DType::F32, s.rank, s.rank), q{q_memory.data(), format, s.out, s.in},
+        factors{s, P.out(), B.out(), scale},
+        scratch{w2.out(), b2.out(), b3.out(), square.out(), {q2_memory.data(), format, s.out, s.in}} {}
   // A random orthonormal basis: the singular directions of a Gaussian matrix.
   void new_basis(uint32_t seed) {
     Array g(ops, DType::F32, normal(shape.out, shape.in, seed));
@@ -35,15 +36,16 @@ struct Layer {
   }
   Mat<double> effective() {
     ops.dequantize(w.out(), q);
-    add_product(ops, w.out(), factors, b_scratch.out());
+    add_product(ops, w.out(), factors, b2.out());
     return w.after();
   }
   Ops& ops;
   FactorShape shape;
   Buffer q_memory, q2_memory;
-  Array w, scratch, P, B, b_scratch;
-  QTensor q, q2;
+  Array w, w2, P, B, b2, b3, square;
+  QTensor q;
   Factors factors;
+  MergeScratch scratch;
 };
 
 const Rounder kNearest{Rounding::nearest, PhiloxStream(1, Purpose::rounding)};
@@ -54,8 +56,7 @@ double compensated(Layer& l, const Mat<double>& weight, int iterations,
   l.w.out();
   l.w.set(weight);
   l.ops.quantize(l.q, l.w.in(), rounder.rounding, rounder.stream);
-  return compensate(l.ops, l.q, l.w.in(), l.factors, iterations, rounder, l.scratch.out(),
-                    l.b_scratch.out(), l.q2);
+  return compensate(l.ops, l.q, l.w.in(), l.factors, iterations, rounder, l.scratch);
 }
 
 double distance(const Mat<double>& a, const Mat<double>& b) {
@@ -193,7 +194,7 @@ TEST_F(Merge, RetentionTable) {
         at.B.set(scaled);
         const Rounder rounder{rows[f].rounding, PhiloxStream(seed, Purpose::rounding)};
         const UpdateReport report = requantize(ops, at.q, at.w.out(), at.factors, rounder,
-                                               at.scratch.out(), at.b_scratch.out());
+                                               at.scratch);
         sum[f][i] += report.retained;
         squares[f][i] += report.retained * report.retained;
         EXPECT_NEAR(report.update_norm, size[i] / std::sqrt(1 + size[i] * size[i]), 0.02 * size[i]);
@@ -224,11 +225,10 @@ TEST_F(Merge, FiftyMergesOfNothing) {
       const std::vector<char> before = l.bytes();
       for (int i = 0; i < 50; i++) {
         const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, rounder,
-                                               l.scratch.out(), l.b_scratch.out());
+                                               l.scratch);
         EXPECT_EQ(report.update_norm, 0);
         l.new_basis(uint32_t(100 + i));
-        EXPECT_EQ(compensate(ops, l.q, l.w.in(), l.factors, 5, rounder, l.scratch.out(),
-                             l.b_scratch.out(), l.q2),
+        EXPECT_EQ(compensate(ops, l.q, l.w.in(), l.factors, 5, rounder, l.scratch),
                   0);
         ASSERT_EQ(l.bytes(), before) << str(format) << i;
       }
@@ -263,7 +263,7 @@ TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
         l.B.out(), l.B.set(B);
         l.P.out(), l.P.set(P);
         expect_refused(l, what, [&] {
-          requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch.out(), l.b_scratch.out());
+          requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch);
         });
       };
       const bool finite = std::isfinite(bad);
@@ -272,8 +272,7 @@ TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
       l.w.set(spoiled(normal(96, 64, 6), finite ? NAN : bad));
       l.P.set(p);
       expect_refused(l, "rounding error", [&] {
-        compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch.out(), l.b_scratch.out(),
-                   l.q2);
+        compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch);
       });
     }
 }
@@ -287,11 +286,10 @@ TEST_F(Merge, RefreshKeepsTheEffectiveWeight) {
     l.B.out();
     l.B.set(normal(s.b_rows(), s.b_cols(), 7, 0.3));
     const Mat<double> before = l.effective();
-    requantize(ops, l.q, l.w.out(), l.factors, kStochastic, l.scratch.out(), l.b_scratch.out());
+    requantize(ops, l.q, l.w.out(), l.factors, kStochastic, l.scratch);
     expect_equal(l.w.after(), before, "W_ref");
     l.new_basis(8);
-    const double error = compensate(ops, l.q, l.w.in(), l.factors, 5, kStochastic, l.scratch.out(),
-                                    l.b_scratch.out(), l.q2);
+    const double error = compensate(ops, l.q, l.w.in(), l.factors, 5, kStochastic, l.scratch);
     EXPECT_LT(error, 0.0092);  // stochastic rounding without compensation
     EXPECT_NEAR(distance(l.effective(), before), error, 1e-3 * error);
   }
