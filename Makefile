@@ -49,7 +49,7 @@ HASH := \#
 comma := ,
 probe = $(shell printf '$(HASH)include <$(1)>\nint main(){return 0;}\n' | \
           $(CXX) -std=c++20 -x c++ - -o /dev/null $(2) 2>/dev/null && echo 1 || echo 0)
-ifneq ($(filter-out help clean quickstart bundle gpu-check test test-long sanitize bench bench-data bench-local-sgd format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean quickstart bundle gpu-check test test-long sanitize bench bench-data bench-local-sgd bench-loqt format,$(or $(MAKECMDGOALS),all)),)
   ifndef WITH_DNNL
     WITH_DNNL := $(call probe,dnnl.hpp,-ldnnl -fopenmp)
   endif
@@ -105,7 +105,7 @@ DEP_FILES := $(LIB_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(TEST_OBJ:.o=.d) $(BUILD)/train
 # The release programs stand where the user types them; other modes keep theirs in their folder.
 BIN      := $(if $(filter release,$(MODE)),.,$(BUILD))
 
-.PHONY: FORCE all test-programs test test-long quickstart bundle gpu-check bench bench-data bench-local-sgd lint format sanitize clean help summary
+.PHONY: FORCE all test-programs test test-long quickstart bundle gpu-check bench bench-data bench-local-sgd bench-loqt lint format sanitize clean help summary
 .DELETE_ON_ERROR:
 
 all: $(BIN)/train $(BIN)/tokenize summary  ## build ./train and ./tokenize
@@ -232,6 +232,10 @@ bench:                ## training steps against PyTorch (OpenBLAS), as ratios; b
 bench-local-sgd:      ## what Local-SGD costs beside its local steps
 	@$(MAKE) --no-print-directory -j$(JOBS) $(BIN)/train
 	@$(PYTHON) test/bench/local_sgd_overhead.py --train $(BIN)/train
+
+bench-loqt:           ## step time of LoQT as a ratio of full AdamW's, and what a refresh costs
+	@$(MAKE) --no-print-directory -j$(JOBS) $(BIN)/train
+	@$(PYTHON) test/bench/loqt_speed.py --train $(BIN)/train
 
 bench-data:           ## ./tokenize against a Python pipeline and the bare SentencePiece library
 	@scripts/install_deps.sh bench

@@ -3,8 +3,10 @@
 
     scripts/experiments/loqt_table.py DIR [--picture FILE]      DIR: of the experiment
 
-Final validation losses as mean over the seeds, perplexity over that of the full method, weights and
-optimizer state from the log's memory records, median step time, share of the time in refresh steps.
+Final validation losses as mean over the seeds and half the width of their 95 % interval (Student's t), perplexity
+over that of the full method with the same seeds, weights and optimizer state from the log's memory records, median
+step time, share of the time in refresh steps. Below it the energy that the sketch's bases hold over that of the exact
+decomposition's, median over the matrices, at the refresh nearest to 1,000 steps.
 """
 import argparse
 import json
@@ -12,7 +14,7 @@ import math
 import os
 import statistics
 
-NAMES = {"full": "full AdamW", "int8": "LoQT int8", "nq": "LoQT without quantization", "nf4": "LoQT NF4",
+NAMES = {"full": "full AdamW", "int8": "LoQT int8", "svd": "LoQT int8, exact SVD", "nq": "LoQT without quantization", "nf4": "LoQT NF4",
          "galore": "GaLore", "lora": "LoRA", "relora": "ReLoRA"}
 
 
@@ -51,32 +53,53 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def half_width(values):
+    """Of the mean's 95 % interval; of one value none."""
+    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
+    return t[len(values)] * statistics.stdev(values) / math.sqrt(len(values)) if len(values) in t else None
+
+
+def energies(run):
+    """Median and all, of the refresh nearest to step 1,000: of the sketch estimates, of the SVD exact."""
+    records = run["merge"]
+    nearest = min({m["step"] for m in records}, key=lambda step: abs(step - 1000))
+    return nearest, {m["layer"]: m["energy"] for m in records if m["step"] == nearest}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory")
     parser.add_argument("--picture")
     args = parser.parse_args()
-    runs = {}
+    runs = {}  # method -> seed -> records
     for method in NAMES:
         parent = os.path.join(args.directory, "runs", method)
-        found = [read_run(os.path.join(parent, s)) for s in sorted(os.listdir(parent))] if os.path.isdir(parent) else []
-        runs[method] = [r for r in found if r]
-    full = mean([last(r, "effective") for r in runs["full"]]) if runs["full"] else None
+        seeds = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+        runs[method] = {s: r for s in seeds if (r := read_run(os.path.join(parent, s)))}
     print("| method | rate | seeds | validation loss | perplexity | / full's | rounded weights | weights + state, MiB "
           "| step, ms | refreshes |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for method, name in NAMES.items():
         if not runs[method]:
             continue
-        loss = mean([last(r, "effective") for r in runs[method]])
-        merged = [m for m in (last(r, "merged") for r in runs[method]) if m is not None]
-        step, share = times(runs[method][0])
+        losses = {seed: last(r, "effective") for seed, r in runs[method].items()}
+        loss, width = mean(losses.values()), half_width(list(losses.values()))
+        common = [loss_ - last(runs["full"][seed], "effective") for seed, loss_ in losses.items() if seed in runs["full"]]
+        merged = [m for m in (last(r, "merged") for r in runs[method].values()) if m is not None]
+        one = next(iter(runs[method].values()))
+        step, share = times(one)
         with open(os.path.join(args.directory, "rate_" + method), encoding="utf-8") as file:
             rate = file.read().strip()
-        print(f"| {name} | {rate} | {len(runs[method])} | {loss:.4f} | {math.exp(loss):.2f} | "
-              f"{'' if full is None else format(math.exp(loss - full), '.3f')} | "
-              f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(runs[method][0]):.1f} | {step:.0f} | "
-              f"{share:.1%} |")
+        print(f"| {name} | {rate} | {len(losses)} | {loss:.4f}{'' if width is None else f' +- {width:.4f}'} | "
+              f"{math.exp(loss):.2f} | {format(math.exp(mean(common)), '.3f') if common else ''} | "
+              f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(one):.1f} | {step:.0f} | {share:.1%} |")
+    for seed in runs["int8"].keys() & runs["svd"].keys():
+        (step, sketch), (_, exact) = energies(runs["int8"][seed]), energies(runs["svd"][seed])
+        ratio = statistics.median(sketch[layer] / exact[layer] for layer in sketch)
+        apart = last(runs["int8"][seed], "effective") - last(runs["svd"][seed], "effective")
+        print(f"\nseed {seed}, step {step}: energy of the sketch's basis / of exact SVD's, median {ratio:.4f} "
+              f"(exact: {statistics.median(exact.values()):.4f} of the gradient's); loss with the sketch - with SVD "
+              f"{apart:+.4f}")
     if args.picture:
         import matplotlib
         matplotlib.use("Agg")
@@ -84,7 +107,7 @@ def main():
         figure, axes = pyplot.subplots(figsize=(7, 4))
         for method, name in NAMES.items():
             if runs[method]:
-                evals = [e for e in runs[method][0]["eval"] if e["weights"] == "effective"]
+                evals = [e for e in next(iter(runs[method].values()))["eval"] if e["weights"] == "effective"]
                 axes.plot([e["step"] for e in evals], [e["loss"] for e in evals], marker="o", label=name)
         axes.set_xlabel("steps"), axes.set_ylabel("validation loss"), axes.legend(), axes.grid(alpha=0.3)
         figure.tight_layout()

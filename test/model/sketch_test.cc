@@ -13,15 +13,15 @@ namespace {
 
 using test::Mat;
 
-// Most ids follow from the one before them, by a hash: something to learn, and gradients of many
-// directions.
+// Ids of about Zipf's frequencies, 1 / (id + 1), as words have; most follow from the one before.
 std::vector<int32_t> text(int64_t V, size_t count, uint64_t seed) {
   const PhiloxStream random(seed, Purpose::test);
+  const auto zipf = [V](double u) { return int32_t(std::pow(double(V), u)) - 1; };
   std::vector<int32_t> ids = {1};
-  while (ids.size() < count) {
-    const uint32_t draw = random.bits(ids.size());
-    const uint32_t next = draw % 10 < 7 ? (uint32_t(ids.back()) * 2654435761u) >> 9 : draw >> 8;
-    ids.push_back(int32_t(next % uint32_t(V)));
+  for (uint64_t i = 0; ids.size() < count; i += 2) {
+    const uint32_t hash = uint32_t(ids.back() + 1) * 2654435761u;
+    ids.push_back(random.uniform(i) < 0.7 ? zipf(double(hash) / 4294967296.0)
+                                          : zipf(double(random.uniform(i + 1))));
   }
   return ids;
 }

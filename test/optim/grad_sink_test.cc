@@ -206,6 +206,30 @@ TEST_P(GradSinks, OnlyMatricesDecay) {
   });
 }
 
+// What is saved after an error must be a whole step.
+TEST_P(GradSinks, AnErrorInTheMiddleOfAStepIsKnown) {
+  struct Failing : FullGradSink {
+    using FullGradSink::FullGradSink;
+    void complete(int group) override {
+      if (fails && group == 1) fail("the disk with the first weights is gone");
+    }
+    bool fails = true;
+  };
+  Training t(config_, shard_, 4, 2);
+  Failing sink(*t.ops, t.model.table(), t.optimizer, 0);
+  LocalTrainer trainer(t.model, t.optimizer, sink, nullptr, t.loader, {.lr = 1e-2}, 4, kT, 2);
+  const auto go_on = [] { return false; };
+  EXPECT_THROW(trainer.step(go_on), Error);
+  EXPECT_TRUE(trainer.torn());
+  EXPECT_EQ(trainer.steps_done(), 0);
+  sink.fails = false;
+  EXPECT_TRUE(trainer.step(go_on));
+  EXPECT_FALSE(trainer.torn());
+  int calls = 0;
+  EXPECT_FALSE(trainer.step([&] { return ++calls == 2; })) << "interrupted between micro-batches";
+  EXPECT_FALSE(trainer.torn());
+}
+
 TEST_P(GradSinks, ANonFiniteGradientIsNamedAndNothingMoves) {
   for (float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
