@@ -17,9 +17,9 @@ Moments::Moments(Ops& ops, const std::vector<std::pair<int64_t, int64_t>>& shape
   int64_t end = 0;
   for (const auto& [rows, cols] : shapes) {
     const int64_t n = rows * cols;
-    const bool small = bits == 32 || n < kSmallest;
-    parts_.push_back({rows, cols, end, small});
-    end += small ? padded(4 * n) : padded(n) + padded(4 * blocks(n));
+    const bool fp32 = bits == 32 || n < kSmallest;
+    parts_.push_back({rows, cols, end, fp32});
+    end += fp32 ? padded(4 * n) : padded(n) + padded(4 * blocks(n));
   }
   m_ = ops.alloc(end, "optimizer state");
   v_ = ops.alloc(end, "optimizer state");
@@ -41,13 +41,13 @@ Moment8 Moments::codes(const Buffer& buffer, int i) const {
 
 void Moments::step(int i, const Tensor& p, const Tensor& copy, const Tensor& g,
                    const AdamWArgs& args) {
-  if (parts_[size_t(i)].small) ops_.adamw(p, copy, g, values(m_, i), values(v_, i), args);
+  if (parts_[size_t(i)].fp32) ops_.adamw(p, copy, g, values(m_, i), values(v_, i), args);
   else ops_.adamw8bit(p, copy, g, codes(m_, i), codes(v_, i), args);
 }
 
 std::vector<NamedState> Moments::states(int i) const {
   if (parts_[size_t(i)].rows == 0) return {};
-  if (parts_[size_t(i)].small) return {{"adam_m", values(m_, i)}, {"adam_v", values(v_, i)}};
+  if (parts_[size_t(i)].fp32) return {{"adam_m", values(m_, i)}, {"adam_v", values(v_, i)}};
   const Moment8 m = codes(m_, i), v = codes(v_, i);
   return {{"adam_m", m.codes},
           {"adam_m_absmax", m.absmax},
@@ -101,7 +101,7 @@ void write_codes(Ops& ops, const Moment8& moment, const Tensor& from, const Code
 void Moments::read(const Tensor& m, const Tensor& v, int i) const {
   const auto one = [&](const Tensor& to, const Buffer& from, bool is_signed) {
     if (!to) return;
-    if (parts_[size_t(i)].small) return ops_.copy(to, values(from, i));
+    if (parts_[size_t(i)].fp32) return ops_.copy(to, values(from, i));
     const auto map = codec::make_dynamic_map(is_signed);
     ops_.upload(to, read_codes(ops_, codes(from, i), map).values.data());
   };
@@ -110,7 +110,7 @@ void Moments::read(const Tensor& m, const Tensor& v, int i) const {
 }
 
 void Moments::write(int i, const Tensor& m, const Tensor& v) {
-  if (parts_[size_t(i)].small) {
+  if (parts_[size_t(i)].fp32) {
     ops_.copy(values(m_, i), m);
     ops_.copy(values(v_, i), v);
     return;

@@ -36,7 +36,7 @@ class Moments {
  private:
   struct Part {
     int64_t rows, cols, at;  ///< bytes from the start of either buffer
-    bool small;              ///< fp32: in 8 bits the codes, then absmax
+    bool fp32;               ///< else codes, then absmax
   };
   Tensor values(const Buffer& buffer, int i) const;  ///< F32
   Moment8 codes(const Buffer& buffer, int i) const;

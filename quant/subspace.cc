@@ -24,17 +24,18 @@ void upload(Ops& ops, const Tensor& x, const Matrix& value) {
   ops.upload(x, host.data());
 }
 
-Matrix gaussian(int64_t rows, int64_t cols, const PhiloxStream& stream) {
+// Columns first, first + 1, ... of a matrix of N(0, 1).
+Matrix gaussian(int64_t rows, int64_t first, int64_t cols, const PhiloxStream& stream) {
   Matrix g(rows, cols);
   for (int64_t j = 0; j < cols; j++)
-    for (int64_t i = 0; i < rows; i++) g(i, j) = stream.normal(uint64_t(j * rows + i));
+    for (int64_t i = 0; i < rows; i++) g(i, j) = stream.normal(uint64_t((first + j) * rows + i));
   return g;
 }
 
 // Columns j >= known become orthonormal to all before them: Gram-Schmidt, twice, of random ones.
 void complete(Matrix& u, int64_t known, const PhiloxStream& stream) {
   if (known == u.cols()) return;
-  const Matrix random = gaussian(u.rows(), u.cols() - known, stream);
+  const Matrix random = gaussian(u.rows(), 0, u.cols() - known, stream);
   for (int64_t j = known; j < u.cols(); j++) {
     Eigen::VectorXd x = random.col(j - known);
     for (int pass = 0; pass < 2; pass++) {
@@ -189,16 +190,20 @@ void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const T
   if (ops.dry()) return;
   const int64_t m = shape.m(), S = sketch_columns(shape), R = shape.rank;
   LOQAL_ASSERT(omega.rows == m && omega.cols == S, str(omega));
-  Matrix columns = gaussian(m, S, stream) / std::sqrt(double(m));
+  Matrix columns(m, S);
+  int64_t known = 0;
   if (moment) {
     Matrix old = download(ops, moment);
     if (shape.side() == Side::right) old.transposeInPlace();
     if (old.allFinite() && old.cwiseAbs().maxCoeff() > 0) {
       normalize(old);
-      if (const std::optional<Directions> d = leading(old, R, stream))
-        columns.leftCols(d->rank) = d->u.leftCols(d->rank);
+      if (const std::optional<Directions> d = leading(old, R, stream)) {
+        known = d->rank;
+        columns.leftCols(known) = d->u.leftCols(known);
+      }
     }
   }
+  columns.rightCols(S - known) = gaussian(m, known, S - known, stream) / std::sqrt(double(m));
   upload(ops, omega, columns);
 }
 

@@ -253,6 +253,9 @@ struct Sum {
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
+struct Larger {  // of bits of floats without their signs: their order
+  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
+};
 
 /// Over groups of Lanes neighbouring lanes; all of them get the result.
 template <int Lanes = 32, class T, class Op>

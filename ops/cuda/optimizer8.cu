@@ -9,9 +9,6 @@ namespace loqal {
 namespace cuda {
 namespace {
 
-struct Larger {
-  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
-};
 struct Codes {
   uint8_t* codes;
   float* absmax;

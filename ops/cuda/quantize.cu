@@ -13,10 +13,6 @@ namespace {
 using codec::DynamicMap;
 using codec::Nf4;
 
-struct Larger {
-  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
-};
-
 /// Which elements, and how they are rounded.
 struct Source {
   int64_t numel, block, blocks;
