@@ -76,8 +76,8 @@ inline Fields quantized(Ops& ops, const QuantFormat& format, DType type, const M
   return {q.q, q.bytes()};
 }
 
-inline Mat<double> there_and_back(Ops& ops, const QuantFormat& format, DType type, const Mat<double>& x,
-                           Rounding rounding = Rounding::nearest) {
+inline Mat<double> there_and_back(Ops& ops, const QuantFormat& format, DType type,
+                                  const Mat<double>& x, Rounding rounding = Rounding::nearest) {
   Array a(ops, DType::F32, x), y(ops, type, x.rows, x.cols);
   Quantized q(ops, format, x.rows, x.cols);
   ops.quantize(q.q, a.in(), rounding, kStream);
