@@ -123,8 +123,10 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
     basis_change(ops_, s, space.rotation, space.new_p, space.old_p);
     optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments);
   }
-  ops_.axpby(space.new_p, float(scale), space.new_p, 0);
-  model_.write(m.frozen, space.new_p);
+  if (!basis.kept) {  // else what is held stays, without a rounding
+    ops_.axpby(space.new_p, float(scale), space.new_p, 0);
+    model_.write(m.frozen, space.new_p);
+  }
   model_.read(m.frozen, space.new_p);
 
   // What rounding took and the new factors can hold.
