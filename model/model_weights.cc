@@ -162,6 +162,8 @@ void Model::init_factors(int weight, uint64_t seed, int64_t step) {
       fill_normal(pool, PhiloxStream(seed, Purpose::factor, 0, uint32_t(p.id), uint64_t(step)),
                   options_.matrices.scale / std::sqrt(double(p.cols())), host);
     set_parameter(i, host);
+    if (!p.trainable()) continue;
+    if (const Tensor copy = compute_copy(i)) ops_.copy(copy, parameter(i));
   }
 }
 

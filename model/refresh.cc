@@ -127,8 +127,10 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
                             {like_b(space.scratch.w), space.scratch.b, space.scratch.x,
                              space.scratch.square});
   }
-  ops_.axpby(space.new_p, float(scale), space.new_p, 0);
-  model_.write(m.frozen, space.new_p);
+  if (!basis.kept) {  // else what is held stays, without a rounding
+    ops_.axpby(space.new_p, float(scale), space.new_p, 0);
+    model_.write(m.frozen, space.new_p);
+  }
   model_.read(m.frozen, space.new_p);
 
   // What rounding took and the new factors can hold.

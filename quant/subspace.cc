@@ -106,7 +106,7 @@ void put(Ops& ops, const FactorShape& shape, const Tensor& P, const Matrix& u) {
 // P keeps the basis that it holds, or else gets an arbitrary one; `why` goes into the warning.
 BasisReport keep_basis(Ops& ops, const FactorShape& shape, const Tensor& P,
                        const PhiloxStream& completion, const std::string& why) {
-  if (ops.sum_squares(P) > 0) return {.warning = why + ": the old basis is kept"};
+  if (ops.sum_squares(P) > 0) return {.warning = why + ": the old basis is kept", .kept = true};
   Matrix u(shape.n(), shape.rank);
   complete(u, 0, completion);
   put(ops, shape, P, u);

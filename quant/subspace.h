@@ -47,6 +47,7 @@ struct BasisReport {
   int64_t rank = 0;     ///< directions that G has; the others complete P orthonormally
   std::string warning;  ///< "" or why the old basis was kept: the gradient is zero, not finite or
                         ///< has no decomposition that converges
+  bool kept = false;    ///< P is as it was
 };
 
 /// P (F32, contiguous) = the leading singular directions of G F32 [out, in], by an exact

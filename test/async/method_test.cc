@@ -2,6 +2,7 @@
 #include <cmath>
 #include <regex>
 
+#include "core/format.h"
 #include "core/safetensors.h"
 #include "test/async/train_cli.h"
 
@@ -14,33 +15,64 @@ class Method : public TrainCli {
   const std::string val_ = " --val-data data_000001.bin --eval-every 10";
 };
 
-// Bar: resume one step before, at, and after a refresh is byte-identical. With 7 and 1.2 they are
-// at steps 0, 7 and 15, and a checkpoint's number is the next step.
-class MethodResume : public Method, public testing::WithParamInterface<const char*> {};
+// Bar: resume one step before, at, and after a refresh is byte-identical. With --interval 7 and
+// --growth 1.2 (LoQT) they are at steps 0, 7 and 15, with gaps that do not grow at 7 and 14; a
+// checkpoint's number is the next step.
+struct ResumeCase {
+  const char* options;
+  int refresh;         ///< step of one
+  const char* renews;  ///< what of a matrix's state changes in it, and in no step beside it
+};
+
+class MethodResume : public Method, public testing::WithParamInterface<ResumeCase> {
+ protected:
+  static std::string step_dir(int at) { return cat("step_000000", at); }
+  std::string bytes_of(int at, const std::string& tensor) const {
+    const SafetensorsReader file(dir_ / ("whole/" + step_dir(at) + "/state.safetensors"));
+    return {static_cast<const char*>(file.data(tensor)), size_t(file.info(tensor).bytes)};
+  }
+};
 
 TEST_P(MethodResume, AroundARefreshIsTheWholeByteForByte) {
+  const auto& [options, refresh, renews] = GetParam();
   expect(cat(tiny_, data_, " --rank 4 --lr 1e-2 --steps 23 --save-every 1 --keep 0 --out whole ",
-             GetParam()),
+             options),
          0);
-  for (const int at : {14, 15, 16}) {
+  for (int at = refresh - 1; at <= refresh + 1; at++) {
     const std::string out = cat("half", at);
-    copy(cat("whole/step_000000", at), cat("copy", at, "/step_000000", at));
+    copy("whole/" + step_dir(at), cat("copy", at, "/", step_dir(at)));
     expect(cat("--resume copy", at, " --out ", out), 0);
     expect_same("whole/step_00000023", out + "/step_00000023");
     EXPECT_EQ(columns(out + "/log.jsonl"), columns("whole/log.jsonl", at));
+    if (*renews && at > refresh - 1) {
+      EXPECT_EQ(bytes_of(at, renews) != bytes_of(at - 1, renews), at == refresh + 1) << at;
+    }
   }
 }
 
+constexpr const char* kBasis = "model.layers.0.self_attn.q_proj.weight.P";
 INSTANTIATE_TEST_SUITE_P(
     Options, MethodResume,
-    testing::Values("--method loqt --interval 7", "--method loqt --interval 7 --quant nf4",
-                    "--method loqt --interval 7 --optimizer adamw8bit --param-dtype bf16",
-                    "--method loqt --interval 7 --per-layer-updates --refresh-moments rotate",
-                    "--method galore --interval 7", "--method lora --quant int8",
-                    "--method relora --interval 7 --quant none"),
+    testing::Values(
+        ResumeCase{"--method loqt --interval 7", 15, kBasis},
+        ResumeCase{"--method loqt --interval 7 --quant nf4", 15, kBasis},
+        ResumeCase{"--method loqt --interval 7 --optimizer adamw8bit --param-dtype bf16", 15,
+                   kBasis},
+        ResumeCase{"--method loqt --interval 7 --per-layer-updates --refresh-moments rotate", 15,
+                   kBasis},
+        ResumeCase{"--method loqt --interval 7 --grad-accum 2 --subspace svd", 15, kBasis},  // Q15
+        ResumeCase{"--method galore --interval 7", 14,
+                   "galore_p.model.layers.0.self_attn.q_proj.weight"},
+        ResumeCase{"--method galore --interval 7 --optimizer adamw8bit --per-layer-updates", 14,
+                   "galore_p.model.layers.0.self_attn.q_proj.weight"},
+        ResumeCase{"--method lora --quant int8", 14, ""},
+        ResumeCase{"--method relora --interval 7 --quant none", 14,
+                   "model.layers.0.self_attn.q_proj.weight"},
+        ResumeCase{"--method relora --interval 7 --quant int8 --refresh-moments keep", 14,
+                   "model.layers.0.self_attn.q_proj.weight"}),
     [](const auto& info) {
       std::string name = "o";
-      for (const char* c = info.param; *c; c++)
+      for (const char* c = info.param.options; *c; c++)
         if (std::isalnum(*c)) name += *c;
       return name;
     });
@@ -60,33 +92,71 @@ TEST_F(Method, MergeRecordsFollowTheSchedule) {
   EXPECT_EQ(records("out/log.jsonl", "merge").size(), 4u * 14u);
 }
 
-// Issue, 7: the export is the effective weights; what the last evaluation was made with.
+// Issue, 7: the export is the effective weights; what the last evaluation was made with. Q6, Q10:
+// whatever the weights are held in. In bf16 the product of two rounded factors is not the rounded
+// product.
 TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
-  expect(loqt_ + val_ + " --quant nf4 --precision fp32 --steps 30 --save-every 15 --export hf", 0);
-  EXPECT_EQ(slurp("out/step_00000030/model.safetensors"), slurp("hf/model.safetensors"));
-  EXPECT_FALSE(exists("out/step_00000015/model.safetensors"));
-  const std::vector<Json> evals = records("out/log.jsonl", "eval");
-  ASSERT_EQ(evals.size(), 5u);  // 0, 10, 20, 30, and 30 once more
-  EXPECT_EQ(evals[3]["weights"], "effective");
-  EXPECT_EQ(evals[4]["weights"], "merged");
-  EXPECT_EQ(evals[4]["step"], 30);
-  EXPECT_NE(evals[4]["loss"], evals[3]["loss"]) << "NF4 without factors is another model";
-  const std::string loss = cat("loss ", [&] {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.5f", evals[3]["loss"].get<double>());
-    return std::string(text);
-  }());
-  const std::string val = " --eval-only --precision fp32 --val-data data_000001.bin";
-  expect("--resume out" + val, 0, {loss});
-  expect("--init hf" + val, 0, {loss});
-  expect("--resume out/step_00000015 --export hf15", 0);
-  expect("--resume out/step_00000015" + val, 0);
+  for (const std::string quant : {"none", "int8", "nf4"}) {
+    SCOPED_TRACE(quant);
+    const std::string out = "out_" + quant, hf = "hf_" + quant;
+    expect(cat(loqt_, val_, " --precision fp32 --quant ", quant,
+               " --steps 30 --save-every 15 --export ", hf, " --out ", out),
+           0);
+    EXPECT_EQ(slurp(out + "/step_00000030/model.safetensors"), slurp(hf + "/model.safetensors"));
+    EXPECT_FALSE(exists(out + "/step_00000015/model.safetensors"));
+    const std::vector<Json> evals = records(out + "/log.jsonl", "eval");
+    ASSERT_EQ(evals.size(), quant == "none" ? 4u : 5u);  // 0, 10, 20, 30, and 30 once more
+    if (quant != "none") {
+      EXPECT_EQ(evals[3]["weights"], "effective");
+      EXPECT_EQ(evals[4]["weights"], "merged");
+      EXPECT_EQ(evals[4]["step"], 30);
+      EXPECT_NE(evals[4]["loss"], evals[3]["loss"]) << "without factors it is another model";
+    }
+    const std::string loss = format("loss %.5f", evals[3]["loss"].get<double>());
+    const std::string val = " --eval-only --val-data data_000001.bin";
+    expect("--resume " + out + val, 0, {loss});
+    expect("--precision fp32 --init " + hf + val, 0, {loss});
+    expect(cat("--resume ", out, "/step_00000015 --export ", hf, "15"), 0);
+    expect(cat("--resume ", out, "/step_00000015", val), 0);
+  }
 }
 
+// reports.md Q6: a part of the model that is not there is named, not begun anew.
+TEST_F(Method, AMissingFactorIsAnError) {
+  expect(loqt_ + " --steps 4 --save-every 2", 0);
+  const std::string file = "out/step_00000002/state.safetensors", name = "q_proj.weight.B";
+  std::string bytes = slurp(file);
+  bytes.replace(bytes.find(name), name.size(), "q_proj.weight.X");
+  put(file, bytes);
+  expect("--resume out/step_00000002 --out again", 1, {"state.safetensors"});
+  EXPECT_FALSE(exists("again"));
+}
+
+// reports.md Q12: the norm that is logged is that of what is trained, also where gradients are used
+// layer by layer; in a refresh step that of the dense tensors.
+TEST_F(Method, TheGradientNormIsNotZero) {
+  for (const char* method : {"loqt --per-layer-updates", "galore --per-layer-updates", "lora"}) {
+    const std::string out = std::string("out_") + std::string(method).substr(0, 4);
+    expect(cat(tiny_, data_, " --rank 4 --lr 1e-2 --steps 12 --out ", out, " --method ", method),
+           0);
+    for (const Json& r : records(out + "/log.jsonl", "train"))
+      EXPECT_GT(r["grad_norm"].get<double>(), 1e-3) << method << " " << r["step"];
+  }
+}
+
+// At rate 0 what the first refresh makes of them stays: of the matrices, the rounding error of NF4
+// (spec/loqt.md, section 2), and of that what compensation leaves.
 TEST_F(Method, FineTuningStartsFromTheFloatWeights) {
   expect(tiny_ + data_ + " --steps 20 --lr 1e-2 --out base", 0);
-  for (const char* method : {"loqt --quant nf4", "lora", "galore"}) {
-    const std::string out = std::string("tuned_") + std::string(method).substr(0, 4);
+  const struct {
+    const char* method;
+    double least, most;  ///< |W_eff - W| / |W|
+  } cases[] = {{"loqt --quant nf4", 0, 0.95 * 0.0920},
+               {"loqt --quant nf4 --compensate 0", 0.97 * 0.0920, 1.03 * 0.0920},
+               {"lora", 0, 1e-6},
+               {"galore", 0, 1e-6}};
+  for (const auto& [method, least, most] : cases) {
+    const std::string out = cat("tuned", &method - &cases[0].method);
     expect(cat(data_, " --init base/step_00000020 --method ", method,
                " --rank 4 --steps 3 --lr 0 --lr-schedule constant --out ", out),
            0);
@@ -94,6 +164,7 @@ TEST_F(Method, FineTuningStartsFromTheFloatWeights) {
     const SafetensorsReader before(dir_ / "base/step_00000020/model.safetensors"),
         after(dir_ / (out + "/step_00000003/model.safetensors"));
     for (const TensorInfo& t : before.tensors()) {
+      if (t.name.find("_proj") == std::string::npos) continue;
       std::vector<float> a(size_t(t.numel())), b(a.size());
       read_floats(before, t.name, a.data());
       read_floats(after, t.name, b.data());
@@ -103,8 +174,8 @@ TEST_F(Method, FineTuningStartsFromTheFloatWeights) {
       }
     }
     const double moved = std::sqrt(difference / squares);
-    if (std::string(method).starts_with("loqt")) EXPECT_LT(moved, 0.0920);  // compensated
-    else EXPECT_LT(moved, 1e-6) << method;
+    EXPECT_GE(moved, least) << method;
+    EXPECT_LE(moved, most) << method;
   }
 }
 
@@ -127,7 +198,7 @@ TEST_F(Method, ContradictionsAreRefused) {
     const std::string name = std::string(option).substr(0, std::string(option).find(' '));
     refused(option, {name, "not used by --method full", "loqt"});
   }
-  refused("--method loqt --workers 2", {"--method loqt", "--workers"});
+  refused("--method loqt --workers 2", {"--method loqt", "--workers"});  // Q3: no matrix is split
   refused("--method galore --quant int8", {"--quant", "not used by --method galore"});
   refused("--method lora --interval 5", {"--interval", "not used by --method lora"});
   refused("--method loqt --quant none --rounding nearest", {"--rounding", "--quant none"});
@@ -148,13 +219,17 @@ TEST_F(Method, AResumeKeepsTheMethod) {
   expect("--resume out --steps 14 --rank 8", 2, {"--rank was 4, now 8"});
   expect("--resume out --steps 14 --quant nf4", 2, {"--quant was \"int8\", now \"nf4\""});
   expect("--resume out --steps 14 --interval 11", 2, {"--interval was 10, now 11"});
+  expect("--resume out --steps 14 --scale 1", 2, {"--scale was 0.5, now 1"});  // Q10
   expect("--resume out --steps 14", 0);
 }
 
+// Q14: which tensors are held how; Q16: what the options mean; Q11: a rank that is too large.
 TEST_F(Method, DryRunTellsTensorsAndRefreshes) {
-  expect("--dry-run --model llama-60M --method loqt --rank 20 --steps 10000", 0,
+  expect("--dry-run --model llama-60M --method loqt --rank 20 --steps 10000 --lr 0.01", 0,
          {"rank 20", "0 100 201 302 403 505", "model.layers.0.mlp.down_proj.weight.P", "int8-128",
-          "frozen", "trained", "below 1/16 of the width"});
+          "frozen", "trained", "below 1/16 of the width", "weights lr x s = 0.005"});
+  expect("--dry-run --model llama-60M --method loqt --rank 600 --steps 1000", 0,
+         {"--rank 600 is above the width 512: each matrix takes at most its smaller side"});
 }
 
 // Bar: weights and optimizer state in the unit of the paper's table, bytes / (2^20 1000).

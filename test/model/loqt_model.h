@@ -11,7 +11,7 @@
 namespace loqal {
 
 constexpr int64_t kB = 4, kRank = 4;
-constexpr double kRate = 1e-2, kScale = 0.5;
+constexpr double kRate = 1e-2, kScale = 0.4;
 
 struct Plan {
   int64_t rank = kRank;
@@ -38,6 +38,7 @@ class Batch {
       targets_.push_back(int32_t(random.bits(uint64_t(i + 7)) % uint32_t(config.V)));
     }
   }
+  void ignore_targets() { targets_.assign(targets_.size(), -1); }
   double run(Model& model, StepSink& sink, int64_t parts) const {
     double nll = 0;
     const int64_t B = kB / parts;
@@ -87,6 +88,16 @@ inline ModelOptions options_of(const Plan& s) {
                        .exact_gradient = s.exact}};
 }
 
+inline std::vector<float> effective_matrices(Model& model) {
+  std::vector<float> all;
+  for (int i = 0; i < model.table().size(); i++) {
+    if (model.table()[i].role != Role::matrix) continue;
+    const std::vector<float> w = model.effective(i);
+    all.insert(all.end(), w.begin(), w.end());
+  }
+  return all;
+}
+
 class LoQT {
  public:
   LoQT(const ModelConfig& config, const Plan& s)
@@ -110,15 +121,7 @@ class LoQT {
     refresh.end_step();
     return loss;
   }
-  std::vector<float> effective() {
-    std::vector<float> all;
-    for (int i = 0; i < model.table().size(); i++) {
-      if (model.table()[i].role != Role::matrix) continue;
-      const std::vector<float> w = model.effective(i);
-      all.insert(all.end(), w.begin(), w.end());
-    }
-    return all;
-  }
+  std::vector<float> effective() { return effective_matrices(model); }
   /// Every byte that is held: weights, factors, moments.
   std::vector<char> bytes() {
     std::vector<char> all;

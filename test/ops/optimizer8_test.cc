@@ -1,24 +1,12 @@
 // AdamW with 8-bit moments against double precision and a dynamic map of its own.
 #include <algorithm>
 #include <cstring>
+#include <set>
 
-#include "test/ops/op_test.h"
+#include "test/ops/quantized.h"
 
 namespace loqal::test {
 namespace {
-
-// bitsandbytes' map, from the formula of spec/loqt.md, section 2.
-std::vector<double> dynamic_map(bool is_signed) {
-  std::vector<double> map = {0, 1};
-  for (int i = 0; i < 7; i++)
-    for (int j = 0, n = is_signed ? 1 << i : 2 << i; j < n; j++) {
-      const double low = 0.1 + 0.9 * j / n, high = 0.1 + 0.9 * (j + 1) / n;
-      map.push_back((low + high) / 2 * std::pow(10, i - 6));
-      if (is_signed) map.push_back(-map.back());
-    }
-  std::sort(map.begin(), map.end());
-  return map;
-}
 
 class State {
  public:
@@ -167,6 +155,22 @@ TEST_P(AdamW8Test, NearestOfTheMapAtEveryThreshold) {
     exact[i] = double(float(gv.v[i])), square[i] = double(float(gv.v[i]) * float(gv.v[i]));
   m.expect_nearest(exact, true);
   v.expect_nearest(square, true);
+}
+
+// What makes one comparison enough in ops/cpu/optimizer8.cc: numbers that share sign, exponent and
+// seven bits have at most one threshold among them.
+TEST(DynamicMap, NoTwoThresholdsShareTheirUpper16Bits) {
+  for (const bool is_signed : {false, true}) {
+    const std::vector<double> map = dynamic_map(is_signed);
+    std::set<uint32_t> keys;
+    for (size_t i = 0; i + 1 < map.size(); i++) {
+      const float threshold = (float(map[i]) + float(map[i + 1])) * 0.5f;
+      uint32_t bits;
+      std::memcpy(&bits, &threshold, sizeof bits);
+      EXPECT_TRUE(keys.insert(bits >> 16).second) << is_signed << " " << threshold;
+    }
+    EXPECT_EQ(keys.size(), 255u);
+  }
 }
 
 TEST_P(AdamW8Test, NaNGradientIsNotHidden) {

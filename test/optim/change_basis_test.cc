@@ -1,6 +1,6 @@
 // AdamW's moments: change of basis in double precision, reset, eight bits.
 #include "optim/optimizer.h"
-#include "test/ops/op_test.h"
+#include "test/ops/quantized.h"
 
 namespace loqal::test {
 namespace {
@@ -32,6 +32,19 @@ struct One {
     m.v.assign(host.begin(), host.end());
     return m;
   }
+  // A moment, decoded if it is held in 8 bits.
+  Mat<double> moment(bool second) {
+    const std::string name = second ? "adam_v" : "adam_m";
+    const Tensor t = optimizer->state(name, 0);
+    if (t.dtype == DType::F32) return state(name);
+    std::vector<uint8_t> codes(size_t(t.numel()));
+    ops.download(codes.data(), t);
+    const Mat<double> absmax = state(name + "_absmax");
+    const std::vector<double> map = dynamic_map(!second);
+    Mat<double> m(t.rows, t.cols);
+    for (size_t i = 0; i < codes.size(); i++) m.v[i] = map[codes[i]] * absmax.v[i / 256];
+    return m;
+  }
   Ops& ops;
   Array p;
   ParamTable table;
@@ -59,34 +72,48 @@ struct Scratch {
   BasisScratch tensors;
 };
 
-// LDAdam's formula (spec/loqt.md, section 6), in double.
-TEST(ChangeBasis, RotateInDouble) {
-  for (const Side side : {Side::left, Side::right}) {
-    const int64_t R = 6, rows = side == Side::left ? 40 : R, cols = side == Side::left ? R : 40;
-    One one(rows, cols, 32);
-    for (uint32_t t = 1; t <= 3; t++) one.step(t);
-    const Mat<double> m = one.state("adam_m"), v = one.state("adam_v"),
-                      Q = round_to(DType::F32, normal(R, R, 9, 0.4));
-    Array rotation(one.ops, DType::F32, Q);
-    one.optimizer->begin_step(0);  // a refresh is a step that leaves B and its moments out
-    const Scratch scratch(one.ops, rows, cols, R);
-    one.optimizer->change_basis(0, side, rotation.in(), RefreshMoments::rotate, scratch.tensors);
-    const double d1 = 1 - std::pow(0.9, 3), d2 = 1 - std::pow(0.95, 3);
-    Mat<double> variance(rows, cols), mean(rows, cols), QQ = Q;
-    for (double& q : QQ.v) q *= q;
-    for (size_t i = 0; i < m.v.size(); i++) {
-      mean.v[i] = m.v[i] / d1;
-      variance.v[i] = v.v[i] / d2 - mean.v[i] * mean.v[i];
-    }
-    const Mat<double> m1 = along(side, m, Q), mean1 = along(side, mean, Q),
-                      variance1 = along(side, variance, QQ), got_m = one.state("adam_m"),
-                      got_v = one.state("adam_v");
-    for (size_t i = 0; i < m.v.size(); i++) {
-      EXPECT_NEAR(got_m.v[i], m1.v[i], 1e-6);
-      EXPECT_NEAR(got_v.v[i], d2 * std::abs(variance1.v[i] + mean1.v[i] * mean1.v[i]), 2e-6);
-    }
-    EXPECT_EQ(one.optimizer->step_count(), 4);
+// Half a step of the 8-bit map (spec/loqt.md, section 2) where it is widest, of the largest value.
+double half_step(const Mat<double>& x, bool second) {
+  double largest = 0;
+  for (const double value : x.v) largest = std::max(largest, std::abs(value));
+  return 1.01 * 0.9 / (second ? 128 : 64) / 2 * largest;
+}
+
+// LDAdam's formula (spec/loqt.md, section 6), in double; moments of 4,200 elements are in 8 bits.
+void rotate_in_double(Side side, int bits) {
+  const int64_t R = 6, longer = bits == 8 ? 700 : 40, rows = side == Side::left ? longer : R,
+                cols = side == Side::left ? R : longer;
+  One one(rows, cols, bits);
+  for (uint32_t t = 1; t <= 3; t++) one.step(t);
+  const Mat<double> m = one.moment(false), v = one.moment(true),
+                    Q = round_to(DType::F32, normal(R, R, 9, 0.4));
+  Array rotation(one.ops, DType::F32, Q);
+  one.optimizer->begin_step(0);  // a refresh is a step that leaves B and its moments out
+  const Scratch scratch(one.ops, rows, cols, R);
+  one.optimizer->change_basis(0, side, rotation.in(), RefreshMoments::rotate, scratch.tensors);
+  const double d1 = 1 - std::pow(0.9, 3), d2 = 1 - std::pow(0.95, 3);
+  Mat<double> variance(rows, cols), mean(rows, cols), QQ = Q;
+  for (double& q : QQ.v) q *= q;
+  for (size_t i = 0; i < m.v.size(); i++) {
+    mean.v[i] = m.v[i] / d1;
+    variance.v[i] = v.v[i] / d2 - mean.v[i] * mean.v[i];
   }
+  const Mat<double> m1 = along(side, m, Q), mean1 = along(side, mean, Q),
+                    variance1 = along(side, variance, QQ), got_m = one.moment(false),
+                    got_v = one.moment(true);
+  Mat<double> v1 = v;
+  for (size_t i = 0; i < v.v.size(); i++)
+    v1.v[i] = d2 * std::abs(variance1.v[i] + mean1.v[i] * mean1.v[i]);
+  for (size_t i = 0; i < m.v.size(); i++) {
+    EXPECT_NEAR(got_m.v[i], m1.v[i], bits == 8 ? half_step(m1, false) : 1e-6);
+    EXPECT_NEAR(got_v.v[i], v1.v[i], bits == 8 ? half_step(v1, true) : 2e-6);
+  }
+  EXPECT_EQ(one.optimizer->step_count(), 4);
+}
+
+TEST(ChangeBasis, RotateInDouble) {
+  for (const Side side : {Side::left, Side::right})
+    for (const int bits : {32, 8}) rotate_in_double(side, bits);
 }
 
 TEST(ChangeBasis, IdentityKeepsAndResetClears) {
@@ -95,6 +122,7 @@ TEST(ChangeBasis, IdentityKeepsAndResetClears) {
     for (uint32_t t = 1; t <= 2; t++) one.step(t);
     Array before(one.ops, DType::F32, 128, 40), after(one.ops, DType::F32, 128, 40);
     one.optimizer->first_moment(before.out(), 0);
+    const Mat<double> v = one.moment(true);
     Mat<double> identity(40, 40);
     for (int64_t i = 0; i < 40; i++) identity(i, i) = 1;
     Array rotation(one.ops, DType::F32, identity);
@@ -105,9 +133,13 @@ TEST(ChangeBasis, IdentityKeepsAndResetClears) {
     for (size_t i = 0; i < before.after().v.size(); i++)
       ASSERT_NEAR(after.after().v[i], before.after().v[i],
                   bits == 8 ? 0.0071 : 1e-6);  // half a step of the map, of a block's absmax below 1
+    const Mat<double> v1 = one.moment(true);
+    for (size_t i = 0; i < v.v.size(); i++)
+      ASSERT_NEAR(v1.v[i], v.v[i], bits == 8 ? half_step(v, true) : 1e-6);
     one.optimizer->change_basis(0, Side::left, {}, RefreshMoments::reset, {});
     one.optimizer->first_moment(after.out(), 0);
     for (const double x : after.after().v) ASSERT_EQ(x, 0);
+    for (const double x : one.moment(true).v) ASSERT_EQ(x, 0);
     EXPECT_EQ(one.optimizer->step_count(), 2);
     one.optimizer->reset();
     EXPECT_EQ(one.optimizer->step_count(), 0);

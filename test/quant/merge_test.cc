@@ -87,6 +87,7 @@ TEST_F(Merge, CompensationSeries) {
   EXPECT_NEAR(compensated(l, weight, 10), 0.0647, 0.01 * 0.0647);
 }
 
+// reports.md Q9.
 TEST_F(Merge, CompensationNeverGetsWorse) {
   for (const QuantFormat& format : {kNf4, kInt8})
     for (const FactorShape& s : {FactorShape{96, 64, 16}, FactorShape{64, 96, 16}})
@@ -215,7 +216,8 @@ TEST_F(Merge, RetentionTable) {
     }
 }
 
-// reports.md Q5, Q7: merging keeps the effective weight, and a merge of nothing changes no byte.
+// reports.md Q5, Q7: merging keeps the effective weight, and a merge of nothing changes no byte:
+// it rounds nothing. Rounding again what did not change: quantize_cases_test.cc.
 TEST_F(Merge, FiftyMergesOfNothing) {
   for (const QuantFormat& format : {kNf4, kInt8})
     for (const Rounder& rounder : {kNearest, kStochastic}) {
@@ -236,7 +238,8 @@ TEST_F(Merge, FiftyMergesOfNothing) {
     }
 }
 
-// An update that is not finite is an error that names its part; the weight keeps its bytes.
+// reports.md Q10: an update or a residual that is not finite is an error that names its part; the
+// weight keeps its bytes.
 TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
   const auto expect_refused = [](const Layer& l, const std::string& what, auto&& call) {
     const std::vector<char> before = l.bytes();

@@ -84,16 +84,19 @@ struct Outcome {
   Mat<double> d;
 };
 
-Outcome exact_basis(Ops& ops, const FactorShape& s, const Mat<double>& g) {
-  Array G(ops, DType::F32, g), P(ops, DType::F32, Mat<double>(s.p_rows(), s.p_cols()));
+Mat<double> no_basis(const FactorShape& s) { return Mat<double>(s.p_rows(), s.p_cols()); }
+
+Outcome exact_basis(Ops& ops, const FactorShape& s, const Mat<double>& g,
+                    const Mat<double>& old = {}) {
+  Array G(ops, DType::F32, g), P(ops, DType::F32, old.rows ? old : no_basis(s));
   const BasisReport r = svd_basis(ops, s, P.out(), G.in(), kStream);
   return {r, directions(s, P.after())};
 }
 
 Outcome sketched_basis(Ops& ops, const FactorShape& s, const Mat<double>& g,
-                       const Mat<double>& moment = Mat<double>(0, 0)) {
+                       const Mat<double>& moment = {}, const Mat<double>& old = {}) {
   const int64_t S = sketch_columns(s);
-  Array G(ops, DType::F32, g), P(ops, DType::F32, Mat<double>(s.p_rows(), s.p_cols())),
+  Array G(ops, DType::F32, g), P(ops, DType::F32, old.rows ? old : no_basis(s)),
       omega(ops, DType::F32, s.m(), S), Y(ops, DType::F32, s.n(), S);
   if (moment.rows) {
     Array M(ops, DType::F32, moment);
@@ -249,6 +252,72 @@ TEST_F(Subspace, BadGradientsKeepTheOldBasis) {
     const auto [first, d] = exact_basis(ops, s, g);
     expect_orthonormal(d);
     EXPECT_NE(first.warning.find("the first basis is random"), std::string::npos);
+  }
+}
+
+Mat<double> with(Mat<double> g, size_t at, double value) {
+  g.v[at] = value;
+  return g;
+}
+
+// reports.md Q11, the cases of cases/inputs/r14 and worse: from any gradient either an orthonormal
+// basis or the old one, byte for byte, and the reason; with both decompositions.
+TEST_F(Subspace, NoGradientSpoilsTheBasis) {
+  const Mat<double> plain = normal(48, 96, 4);
+  Mat<double> identity(64, 64), twice = normal(48, 96, 5), graded = plain, spike(48, 96);
+  for (int64_t i = 0; i < 64; i++) identity(i, i) = 1;
+  for (int64_t i = 0; i < 48; i++)
+    for (int64_t j = 0; j < 96; j++) {
+      twice(i, j) = twice(i, j / 48 * 48);  // two distinct columns, each 48 times
+      graded(i, j) *= std::pow(10.0, 30.0 - double(i + j) / 2.4);  // 10^30 down to 10^-29
+    }
+  spike(7, 11) = 3;
+  const struct {
+    std::string name;
+    Mat<double> g;
+    std::string warning = "";
+  } cases[] = {
+      {"zero", Mat<double>(48, 96), "the gradient is zero"},
+      {"one NaN", with(plain, 487, NAN), "the gradient is not finite"},
+      {"one infinity", with(plain, 4000, INFINITY), "the gradient is not finite"},
+      {"rank 1", Gradient(48, 96, {30}).g},
+      {"rank below R", Gradient(48, 96, {9, 7, 5, 3, 1}).g},
+      {"identity", identity},
+      {"tall", normal(256, 64, 6)},
+      {"wide", normal(64, 256, 7)},
+      {"square", normal(64, 64, 8)},
+      {"huge", normal(48, 96, 9, 1e37)},
+      {"tiny", normal(48, 96, 10, 1e-37)},
+      {"denormal", normal(48, 96, 10, 1e-41)},
+      {"duplicate columns", twice},
+      {"all equal", Mat<double>(96, 48, 0.1)},
+      {"one entry", spike},
+      {"one outlier", with(plain, 100, 1e30)},
+      {"sixty decades", graded},
+  };
+  for (const auto& [name, g, warning] : cases)
+    for (const int64_t rank : {int64_t(1), int64_t(16), std::min(g.rows, g.cols)})
+      for (const bool sketch : {false, true}) {
+        SCOPED_TRACE(cat(name, ", rank ", rank, sketch ? ", sketch" : ", svd"));
+        const FactorShape s{g.rows, g.cols, rank};
+        const Mat<double> old = round_to(DType::F32, normal(s.p_rows(), s.p_cols(), 3));
+        const auto [report, d] =
+            sketch ? sketched_basis(ops, s, g, {}, old) : exact_basis(ops, s, g, old);
+        EXPECT_EQ(report.warning, warning.empty() ? "" : warning + ": the old basis is kept");
+        if (warning.empty()) expect_orthonormal(d);
+        else expect_equal(d, directions(s, old), "the old basis");
+      }
+}
+
+// A moment that is of no use to the sketch leaves a sketch from random directions.
+TEST_F(Subspace, NoMomentSpoilsTheSketch) {
+  const FactorShape s{48, 32, 8};
+  const Gradient g(48, 32, kFalling);
+  for (const double bad : {0.0, double(NAN), double(INFINITY), 1e-41}) {
+    const auto [report, d] = sketched_basis(ops, s, g.g, Mat<double>(48, 8, bad));
+    EXPECT_EQ(report.warning, "") << bad;
+    expect_orthonormal(d);
+    EXPECT_GT(energy(s, g.g, d), 0.97) << bad;
   }
 }
 
