@@ -49,7 +49,7 @@ std::vector<Case> cases() {
       {"llama_large_vocabulary", "--model llama-9M --batch-size 1", 32000}};
   all.push_back({"bf16_parameters", cat(kNarrow, "--param-dtype bf16"), 512});
   all.push_back({"moments_in_8_bits", cat(kNarrow, "--optimizer adamw8bit"), 512});
-  all.push_back({"loqt_int8", cat(kNarrow, "--method loqt --rank 64"), 512});
+  all.push_back({"loqt_int8", cat(kNarrow, "--method loqt --rank 64"), 8192});
   for (const char* precision : {"fp32", "bf16"})
     for (const char* recompute : {"none", "block"})
       for (const bool per_layer : {false, true})

@@ -126,7 +126,7 @@ TEST_F(TokenizeResume, SignalsKeepWhatIsDone) {
   for (int i = 0; i < 3000; i++) inputs += " big.txt";
   for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
     const TokenizeResult r = run("--tokenizer gpt2 --out t --split line" + inputs,
-                         cat("timeout --preserve-status -s ", signal, " 0.7"));
+                         cat("timeout --preserve-status -s ", signal, " 1.5"));
     EXPECT_EQ(r.exit_code, code) << r.output.substr(0, 2000);
     EXPECT_NE(r.output.find("of 3000 inputs are done: the same command goes on"), std::string::npos)
         << r.output.substr(0, 2000);
