@@ -20,7 +20,8 @@ read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra levels <<<"${LEVELS:-very none}"
 read -ra methods <<<"${METHODS:-sync nesterov dn_dylu dn buffer}"
 read -ra rates <<<"${RATES:-0.05 0.1 0.2 0.3 0.5 0.7 1.0}"
-start=$SECONDS
+source scripts/experiments/common.sh
+always=(--batch-size 8 --lr 1e-3 --threads "${THREADS:-1}")
 
 # Options of a method. A push of per-push Nesterov weighs 1/4, so that four of them are one mean; with
 # DyLU a grace of 2.4 s (29.0 - 26.64 s, one round) lets the workers of "very" push together.
@@ -35,59 +36,19 @@ options() {
   esac
 }
 
-# ./train with what is left of the budget; at its end a Ctrl-C, which saves.
-train() {
-  local left=0
-  if [ -n "${BUDGET:-}" ]; then
-    left=$((BUDGET * 60 - (SECONDS - start)))
-    [ $left -gt 0 ] || out_of_time
-  fi
-  timeout --foreground -s INT $left ./train --train-data "$dir/tokens/train_*.bin" --val-data "$dir/tokens/val_*.bin" \
-    --tokenizer "$dir/spm.model" --eval-tokens 60000 --batch-size 8 --lr 1e-3 \
-    --threads "${THREADS:-1}" --resume auto "$@" >>"$dir/output.txt" || {
-    local code=$?
-    [ $code != 124 ] || out_of_time
-    [ -z "${tuning:-}" ] || [ $code != 3 ] || { diverged=yes && return; }  # a rate that is too high
-    tail -n 3 "$dir/output.txt" >&2
-    exit $code
-  }
-}
-out_of_time() {
-  echo "async.sh: the budget of $BUDGET minutes is used up; the same command goes on" >&2
-  exit 0  # never in a subshell
-}
-
 # One run of Local-SGD from the pretrained model: OUT METHOD LEVEL SEED RATE STEPS
 local_sgd() {
   [ -e "$1/done" ] && return
-  diverged=
   # shellcheck disable=SC2046
-  train --out "$1" --init "$dir/pretrained" --workers 4 --heterogeneity "$3" --seed "$4" \
-    $(options "$2") --outer-lr "$5" --steps "$6" --inner-steps 50 --min-lr 1e-5 --warmup 0 \
+  train "$1" --init "$dir/pretrained" --workers 4 --heterogeneity "$3" --seed "$4" \
+    $(options "$2") --outer-lr "$5" --steps "$6" --inner-steps 50 --min-lr 1e-5 --warmup 0 "${always[@]}" \
     --eval-every 800 --save-every 4000 --keep 1
-  rm -rf "$1"/step_*
-  [ -z "$diverged" ] || touch "$1/diverged"
-  touch "$1/done"
-  echo "$1: $(last_loss "$1")"
-}
-last_loss() {
-  if [ -e "$1/diverged" ]; then echo inf && return; fi
-  [ ! -e "$1/log.jsonl" ] || sed -n 's/^{"kind":"eval",.*"loss":\([0-9.]*\),.*/\1/p' "$1/log.jsonl" | tail -n 1
+  finished "$1"
 }
 
-mkdir -p "$dir/tokens" "$dir/text"
-if [ ! -e "$dir/text/train.json" ]; then
-  scripts/bible.sh | awk -v train="$dir/text/train.tmp" -v val="$dir/text/val.json" '{ print > (NR % 20 ? train : val) }'
-  mv "$dir/text/train.tmp" "$dir/text/train.json"
-fi
-[ -e "$dir/spm.model" ] || ./tokenize --train-spm --vocab 512 --out "$dir/spm" "$dir/text/train.json" >"$dir/output.txt"
-for part in val train; do
-  [ -e "$dir/tokens/$part.json" ] ||
-    ./tokenize --tokenizer "$dir/spm.model" --out "$dir/tokens/$part" "$dir/text/$part.json" >>"$dir/output.txt"
-done
-
+prepare_text 512
 if [ ! -e "$dir/pretrained" ]; then
-  train --out "$dir/pretraining" --model llama-9M --layers 2 --width "$width" --heads 2 --seq-len 64 \
+  train "$dir/pretraining" --model llama-9M --layers 2 --width "$width" --heads 2 --seq-len 64 "${always[@]}" \
     --steps 1000 --lr-schedule constant --export "$dir/pretrained"
   echo "$dir/pretraining: $(last_loss "$dir/pretraining")"
 fi
@@ -97,7 +58,7 @@ tune() {
   [ -e "$dir/rate_$1" ] && return
   local losses=""
   for rate in "${rates[@]}"; do
-    [ ${#rates[@]} = 1 ] || tuning=yes local_sgd "$dir/tuning/$1/$rate" "$1" very 100 "$rate" $((steps / 8))
+    [ ${#rates[@]} = 1 ] || local_sgd "$dir/tuning/$1/$rate" "$1" very 100 "$rate" $((steps / 8))
     losses+="$(last_loss "$dir/tuning/$1/$rate") $rate"$'\n'
   done
   sort -g <<<"${losses%$'\n'}" | head -n 1 | awk '{ print $NF }' >"$dir/rate.tmp"

@@ -21,7 +21,7 @@ read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra seeds_one <<<"${SEEDS_ONE:-1}"
 read -ra methods <<<"${METHODS:-full int8 galore nf4 svd nq lora relora}"
 read -ra rates <<<"${RATES:-2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2}"
-start=$SECONDS
+source scripts/experiments/common.sh
 
 # Options of a method. Embeddings, head and norms have the rate of the full method's best run.
 options() {
@@ -37,57 +37,19 @@ options() {
   esac
 }
 
-# ./train with what is left of the budget; at its end a Ctrl-C, which saves.
-train() {
-  local left=0
-  if [ -n "${BUDGET:-}" ]; then
-    left=$((BUDGET * 60 - (SECONDS - start)))
-    [ $left -gt 0 ] || out_of_time
-  fi
-  timeout --foreground -s INT $left ./train --train-data "$dir/tokens/train_*.bin" --val-data "$dir/tokens/val_*.bin" \
-    --tokenizer "$dir/spm.model" --eval-tokens 60000 --threads "${THREADS:-0}" --resume auto "$@" >>"$dir/output.txt" || {
-    local code=$?
-    [ $code != 124 ] || out_of_time
-    [ $code != 3 ] || return 3 # a rate that diverges is an answer
-    tail -n 3 "$dir/output.txt" >&2
-    exit $code
-  }
-}
-out_of_time() {
-  echo "loqt.sh: the budget of $BUDGET minutes is used up; the same command goes on" >&2
-  exit 0 # never in a subshell
-}
-
 # One run: OUT METHOD SEED RATE STEPS
 one() {
   [ -e "$1/done" ] && return
   local dense=()
   [ "$2" = full ] || dense=(--lr-dense "$(cat "$dir/rate_full")")
   # shellcheck disable=SC2046
-  train --out "$1" --model llama-9M --layers "$layers" --width "$width" --heads 4 --seq-len 128 --batch-size 16 \
-    --seed "$3" $(options "$2") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
-    --eval-every $(($5 / 4)) --save-every 500 --keep 1 || [ $? = 3 ]
-  rm -rf "$1"/step_*
-  touch "$1/done"
-  echo "$1: $(last_loss "$1")"
-}
-# Of the effective weights; 99 if the run diverged.
-last_loss() {
-  if ! grep -q '"kind":"end",.*"reason":"done"' "$1/log.jsonl"; then echo 99; else
-    sed -n 's/^{"kind":"eval",.*"loss":\([0-9.]*\),.*"weights":"effective".*/\1/p' "$1/log.jsonl" | tail -n 1
-  fi
+  train "$1" --model llama-9M --layers "$layers" --width "$width" --heads 4 --seq-len 128 --batch-size 16 \
+    --threads "${THREADS:-0}" --seed "$3" $(options "$2") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
+    --eval-every $(($5 / 4)) --save-every 500 --keep 1
+  finished "$1"
 }
 
-mkdir -p "$dir/tokens" "$dir/text"
-if [ ! -e "$dir/text/train.json" ]; then
-  scripts/bible.sh | awk -v train="$dir/text/train.tmp" -v val="$dir/text/val.json" '{ print > (NR % 20 ? train : val) }'
-  mv "$dir/text/train.tmp" "$dir/text/train.json"
-fi
-[ -e "$dir/spm.model" ] || ./tokenize --train-spm --vocab "$vocab" --out "$dir/spm" "$dir/text/train.json" >"$dir/output.txt"
-for part in val train; do
-  [ -e "$dir/tokens/$part.json" ] ||
-    ./tokenize --tokenizer "$dir/spm.model" --out "$dir/tokens/$part" "$dir/text/$part.json" >>"$dir/output.txt"
-done
+prepare_text "$vocab"
 
 # The loss of the short run of method $1 with the I-th rate, $2; 99 beyond the ends. In $loss.
 short_run() {

@@ -93,7 +93,7 @@ def main():
         print(f"| {name} | {rate} | {len(losses)} | {loss:.4f}{'' if width is None else f' +- {width:.4f}'} | "
               f"{math.exp(loss):.2f} | {format(math.exp(mean(common)), '.3f') if common else ''} | "
               f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(one):.1f} | {step:.0f} | {share:.1%} |")
-    for seed in runs["int8"].keys() & runs["svd"].keys():
+    for seed in sorted(runs["int8"].keys() & runs["svd"].keys()):
         (step, sketch), (_, exact) = energies(runs["int8"][seed]), energies(runs["svd"][seed])
         ratio = statistics.median(sketch[layer] / exact[layer] for layer in sketch)
         apart = last(runs["int8"][seed], "effective") - last(runs["svd"][seed], "effective")
