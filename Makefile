@@ -181,7 +181,7 @@ FLAGS_gemm_dnnl.cc := -fopenmp
 # g++ 12's own AVX-512 header, below Eigen, at -O1 (GCC bug 105593).
 FLAGS_subspace.cc := -Wno-uninitialized
 # Quantizers give the same bytes on all devices (ops/block_codec.h).
-NO_FMA := quantize optimizer8
+NO_FMA := quantize optimizer8 moments block_codec
 $(foreach f,$(NO_FMA),$(eval FLAGS_$(f).cc := -ffp-contract=off))
 $(foreach f,$(NO_FMA),$(eval FLAGS_$(f).cu := $(if $(NVCC),--fmad=false)))
 

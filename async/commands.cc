@@ -43,7 +43,7 @@ int dry_run(Options o) {
   const auto ops = make_device(o, true);
   const std::vector<Parts> parts = build_all_parts(*ops, config, o, training);
   const Model& model = *parts[0].model;
-  const int64_t program = program_bytes(config, o) + staging_bytes(model.table());
+  const int64_t program = program_bytes(config, o) + staging_bytes(o, model.table());
   print_model(std::cout, config, model.table());
   const int64_t per_step = o.batch_size * config.T * o.grad_accum;
   if (training)

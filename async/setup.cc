@@ -223,7 +223,7 @@ int64_t total_bytes(const ModelConfig& config, Options options, int64_t batch, b
   constexpr int64_t driver = int64_t(300) << 20;  // context, code, cuBLAS
   if (options.device == "cuda") return dry->peak_bytes() + driver;
   const ParamTable& table = parts[0].model->table();
-  return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(table) +
+  return dry->peak_bytes() + program_bytes(config, options) + staging_bytes(options, table) +
          (training ? local_sgd_bytes(options, table) : 0);
 }
 
@@ -247,14 +247,16 @@ int64_t program_bytes(const ModelConfig& config, const Options& o) {
   return resident + (int64_t(6) << 20) + threads * (gemm + attention) + ids;
 }
 
-int64_t staging_bytes(const ParamTable& table) {
+int64_t staging_bytes(const Options& o, const ParamTable& table) {
   int64_t largest = 0;
   for (const Param& p : table.params()) largest = std::max(largest, p.numel());
   const int64_t floats = largest * int64_t(sizeof(float));
   int64_t refresh = 0;
-  for (int g = 0; g < table.groups(); g++)
-    for (const LowRankParams& m : low_rank_params(table, g))
-      refresh = std::max(refresh, subspace_host_bytes(m.shape, table.plan().exact_gradient));
+  if (o.method.method == "loqt" || o.method.method == "galore")
+    for (const Param& p : table.params())
+      if (p.role == Role::matrix)
+        refresh = std::max(refresh, subspace_host_bytes({p.rows(), p.cols(), std::min({o.method.rank, p.rows(), p.cols()})},
+                                                        o.method.subspace == "svd"));
   return std::max(floats, refresh);
 }
 

@@ -72,7 +72,7 @@ int64_t program_bytes(const ModelConfig& config, const Options& options);
 
 /// The host's copy of one tensor, the largest, which each passes through when it is made, loaded or
 /// saved; or what the decompositions of a refresh hold in double, where that is more.
-int64_t staging_bytes(const ParamTable& table);
+int64_t staging_bytes(const Options& options, const ParamTable& table);
 
 /// Builds the parts on a dry device and compares with the memory that is free: Error with both
 /// numbers and the largest --batch-size that fits, before anything is allocated.

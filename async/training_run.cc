@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -37,6 +38,7 @@ class TrainingRun {
   void announce();
   void evaluate(const char* weights = "effective");
   void evaluate_merged();
+  bool merged_evaluation_missing() const;
   void save(bool final);
   int finish(const std::string& reason, int exit_code);
   void save_the_end();  // unless it is saved, or nothing is left to resume from
@@ -277,6 +279,15 @@ void TrainingRun::evaluate(const char* weights) {
   evaluated_ = true;
 }
 
+// A signal came during the evaluation after the last save.
+bool TrainingRun::merged_evaluation_missing() const {
+  std::ifstream log(o_.out + "/log.jsonl");
+  if (!o_.method.quantized() || !log) return false;
+  for (std::string line; std::getline(log, line);)
+    if (line.find("\"weights\":\"merged\"") != std::string::npos) return false;
+  return true;
+}
+
 // What a deployment in int8 or NF4 would be: the low-rank parts rounded into the weights. The run
 // is over and saved; nothing uses the factors any more.
 void TrainingRun::evaluate_merged() {
@@ -376,8 +387,9 @@ void TrainingRun::train_until_the_end() {
 int TrainingRun::run() {
   watch_signals();
   prepare();
+  const bool evaluates = eval_loader_ && o_.eval_every > 0;
   if (!saved_.is_null() && get<int64_t>(saved_, "step", checkpoint_) >= o_.steps &&
-      (get<bool>(saved_, "evaluated", checkpoint_) || !eval_loader_ || o_.eval_every == 0)) {
+      (!evaluates || (get<bool>(saved_, "evaluated", checkpoint_) && !merged_evaluation_missing()))) {
     std::cout << checkpoint_ << ": the run is finished at step " << o_.steps
               << "; a larger --steps continues it\n";
     if (!o_.is_given("--export")) return 0;

@@ -133,6 +133,8 @@ void save_checkpoint(const std::string& path, Model& model, const std::vector<St
   Json files;
   if (merged || !model.low_rank())
     record(files, dir, kWeights, *write_model(dir.file(kWeights), model));
+  else if (const std::string name = model.nonfinite_parameter(); !name.empty())
+    fail_nonfinite(name + " is not finite; the model is not written");
   write_configuration(dir, model, tokenizer, files);
   std::vector<StateTensor> all = weight_tensors(model);
   all.insert(all.end(), tensors.begin(), tensors.end());

@@ -6,13 +6,13 @@ namespace loqal {
 
 Tensor Weights::frozen_matrix(Ops& ops, int param, const Tensor& scratch) const {
   const Param& p = (*table)[param];
-  const Tensor x(scratch.data, X, p.rows(), p.cols());
+  const Tensor x(scratch.data, scratch.dtype, p.rows(), p.cols());
   if (p.format) {
     ops.dequantize(x, table->quantized(param, frozen));
     return x;
   }
   const Tensor held = table->frozen(param, frozen);
-  if (held.dtype == X) return held;
+  if (held.dtype == x.dtype) return held;
   ops.copy(x, held);
   return x;
 }

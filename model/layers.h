@@ -45,7 +45,7 @@ struct Weights {
                          : table->view(param, master, DType::F32);
   }
   Tensor constant(int param) const { return table->frozen(param, frozen); }
-  /// A frozen matrix in type X: where it lies, if it is held so, else written to `scratch`.
+  /// A frozen matrix in scratch's type: where it lies, if it is held so, else written to `scratch`.
   Tensor frozen_matrix(Ops& ops, int param, const Tensor& scratch) const;
 };
 
@@ -78,6 +78,7 @@ struct KvCache {
 /// Memory of low-rank layers, shared by all; X, as many elements as the largest of them needs.
 struct LowRankScratch {
   Tensor weight;     ///< a matrix
+  Tensor sum;        ///< a matrix in F32: where X is BF16
   Tensor factor;     ///< a frozen factor
   Tensor projected;  ///< [N, R], activations after one factor
 };

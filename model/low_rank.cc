@@ -48,10 +48,15 @@ Tensor LowRank::projected(const Run& run, int64_t columns) const {
 
 Tensor LowRank::effective(const Run& run) const {
   const Tensor w(run.low_rank.weight.data, run.weights.X, out_, in_);
-  const Tensor frozen = run.weights.frozen_matrix(run.ops, weight_, w);
-  const bool in_place = frozen.data == w.data;
-  run.ops.matmul(w, factor(run, up_), factor(run, down_),
+  // Rounded once, as a sum: beside a W that is rounded by itself an update below half a bf16 step
+  // of its elements would not be seen.
+  const bool bf16 = run.weights.X == DType::BF16;
+  const Tensor sum = bf16 ? Tensor(run.low_rank.sum.data, DType::F32, out_, in_) : w;
+  const Tensor frozen = run.weights.frozen_matrix(run.ops, weight_, sum);
+  const bool in_place = frozen.data == sum.data;
+  run.ops.matmul(sum, factor(run, up_), factor(run, down_),
                  {.accumulate = in_place, .residual = in_place ? Tensor{} : frozen});
+  if (bf16) run.ops.copy(w, sum);
   return w;
 }
 

@@ -116,6 +116,7 @@ void Model::carve_low_rank(int64_t N, Arena& scratch) {
   if (options_.training && table_.plan().kind == MatrixPlan::Kind::projected)
     rank += kOversampling;  // of a sketch
   low_rank_.weight = scratch.take(options_.X, 1, weight);
+  low_rank_.sum = scratch.take(DType::F32, 1, options_.X == DType::BF16 ? weight : 0);
   low_rank_.factor = scratch.take(options_.X, 1, factor);
   low_rank_.projected = scratch.take(options_.X, N, rank);
 }
@@ -228,11 +229,14 @@ bool Model::finite(const Tensor& x) {
   return true;
 }
 
+std::string Model::nonfinite_parameter() {
+  for (int i = 0; i < table_.size(); i++)
+    if (table_[i].trainable() && !finite(parameter(i))) return "parameter " + table_[i].name;
+  return "";
+}
+
 std::string Model::first_nonfinite() {
-  for (int i = 0; i < table_.size(); i++) {
-    if (table_[i].segment == Segment::frozen) continue;
-    if (!finite(parameter(i))) return "parameter " + table_[i].name;
-  }
+  if (const std::string name = nonfinite_parameter(); !name.empty()) return name;
   // Block inputs survive a pass only in training; they are checked in the order they were computed.
   for (int64_t l = 0; options_.training && last_.B > 0 && l <= config_.L; l++)
     if (!finite(residual(l).row_slice(0, last_.N())))

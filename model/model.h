@@ -90,6 +90,7 @@ class Model {
     return {p.rate, p.decays(), probe_ && p.role == Role::factor};
   }
 
+  std::string nonfinite_parameter();  ///< the first that holds a NaN or infinity, or ""
   /// For a message: the first parameter, or else the first layer's output of the last forward pass,
   /// that holds a NaN or infinity. "" if there is none.
   std::string first_nonfinite();

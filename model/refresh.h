@@ -8,7 +8,7 @@
 // the rounding error back. Adam's step count goes on.
 //
 // restart (ReLoRA, arXiv 2307.05695): after a scheduled step W = W_eff, U = 0, D random, Adam's
-// moments of both 0.
+// moments of both 0 (or kept).
 //
 // It stands between the sink and the optimizer, so that a refresh of a layer happens when the
 // layer's gradients are complete: with per-layer updates during the backward pass.

@@ -57,7 +57,7 @@ std::vector<NamedState> Moments::states(int i) const {
 
 namespace {
 
-// 8 bits on the host, where changes of basis are computed; steps never come here.
+// 8 bits on the host, where refreshes need moments as numbers; other steps never come here.
 struct HostMoment {
   std::vector<uint8_t> codes;
   std::vector<float> absmax, values;

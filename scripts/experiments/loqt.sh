@@ -10,7 +10,7 @@
 #   SEEDS, SEEDS_ONE, METHODS     ["1 2 3" of full, int8 and svd, which is int8 with the exact decomposition in
 #                      place of the sketch, at int8's rate; "1" of the rest; all]
 #   RATES              [2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2; one: no tuning]
-#   THREADS=N          [0: all]
+#   THREADS=N PRECISION=fp32|bf16   [0: all, bf16]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,7 +23,7 @@ read -ra methods <<<"${METHODS:-full int8 galore nf4 svd nq lora relora}"
 read -ra rates <<<"${RATES:-2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2}"
 source scripts/experiments/common.sh
 
-# Options of a method. Embeddings, head and norms have the rate of the full method's best run.
+# Options of method $1 in a run of $2 steps. Embeddings, head and norms have the rate of the full method's best run.
 options() {
   case $1 in
   full) echo --method full ;;
@@ -32,7 +32,7 @@ options() {
   nq) echo --method loqt --quant none --rank "$rank" ;;
   galore) echo --method galore --rank "$rank" --scale 0.25 ;;
   lora) echo --method lora --rank "$rank" ;;
-  relora) echo --method relora --rank "$rank" --interval $((steps / 4)) ;;
+  relora) echo --method relora --rank "$rank" --interval $(($2 / 4)) ;;
   *) echo "loqt.sh: unknown method $1" >&2 && exit 2 ;;
   esac
 }
@@ -44,7 +44,7 @@ one() {
   [ "$2" = full ] || dense=(--lr-dense "$(cat "$dir/rate_full")")
   # shellcheck disable=SC2046
   train "$1" --model llama-9M --layers "$layers" --width "$width" --heads 4 --seq-len 128 --batch-size 16 \
-    --threads "${THREADS:-0}" --seed "$3" $(options "$2") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
+    --threads "${THREADS:-0}" --precision "${PRECISION:-bf16}" --seed "$3" $(options "$2" "$5") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
     --eval-every $(($5 / 4)) --save-every 500 --keep 1
   finished "$1"
 }

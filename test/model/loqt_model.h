@@ -22,6 +22,7 @@ struct Plan {
   RefreshMoments moments = RefreshMoments::keep;
   double eps = 1e-4;
   int64_t compensate = 5;
+  DType X = DType::F32;
   bool dense_trained = true;
 };
 
@@ -78,6 +79,7 @@ inline ParamAccess matrices_alone(Model& model) {
 
 inline ModelOptions options_of(const Plan& s) {
   return {.B = kB,
+          .X = s.X,
           .matrices = {.kind = MatrixPlan::Kind::projected,
                        .rank = s.rank,
                        .scale = kScale,

@@ -117,6 +117,46 @@ class LowRankModel : public ::testing::TestWithParam<Case> {
   std::vector<int32_t> tokens_, targets_;
 };
 
+// In bf16 too the whole of a small update is seen, as far as rounding the sum to bf16 leaves it:
+// simulated, 1.00 of one of 0.1 % of W (0.52 where W is rounded first).
+TEST(LowRankSum, IsRoundedOnce) {
+  const MatrixPlan plan = {.kind = Kind::lora, .rank = 16};
+  constexpr int64_t n = 256;
+  const auto ops = make_cpu_ops(2);
+  ParamTable table(plan);
+  const LowRank layer(table, "w", n, n, 0);
+  table.commit();
+  const Buffer master = ops->alloc(table.elements() * 4, "weights"),
+               copy = ops->alloc(table.elements() * 2, "weights"),
+               frozen = ops->alloc(table.frozen_bytes(), "weights"),
+               scratch = ops->alloc(n * n * 6, "scratch");
+  const auto fill = [&](const Tensor& t, double deviation, uint32_t seed) {
+    const PhiloxStream random(seed, Purpose::test);
+    std::vector<float> x(size_t(t.numel()));
+    for (size_t i = 0; i < x.size(); i++) x[i] = float(deviation * random.normal(i));
+    ops->upload(t, x.data());
+    return x;
+  };
+  loqal::Run run{*ops, {&table, master.data(), copy.data(), frozen.data(), DType::BF16}, 1, n};
+  run.low_rank.sum = Tensor(scratch.as<float>(), n, n);
+  run.low_rank.weight = Tensor(scratch.as<float>() + n * n, DType::BF16, n, n);
+  const std::vector<float> w = fill(table.frozen(0, frozen.data()), 1, 1),
+                           u = fill(table.view(1, master.data(), DType::F32), 1e-3, 2),
+                           d = fill(table.view(2, master.data(), DType::F32), 0.25, 3);
+  for (int i = 1; i <= 2; i++)
+    ops->copy(table.view(i, copy.data(), DType::BF16), table.view(i, master.data(), DType::F32));
+  std::vector<bf16> got(size_t(n * n));
+  ops->download(got.data(), layer.effective(run));
+  const std::vector<double> update = product(u, d, n, 16, n);
+  double seen = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); i++) {
+    seen += (double(to_float(got[i])) - double(w[i])) * update[i];
+    norm += update[i] * update[i];
+  }
+  EXPECT_NEAR(std::sqrt(norm) / double(n), 1e-3, 1e-4);
+  EXPECT_NEAR(seen / norm, 1, 0.1);
+}
+
 void LowRankModel::compare(int64_t B, int64_t T) {
   const bool bf16 = GetParam().X == DType::BF16;
   const double close = bf16 ? 0.03 : 2e-5;
