@@ -121,6 +121,18 @@ TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
   }
 }
 
+// A signal in the evaluation of the rounded weights, after the last save: a resume makes it up, once.
+TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
+  expect(loqt_ + val_ + " --steps 10", 0);
+  const std::string whole = slurp("out/log.jsonl");
+  const double loss = records("out/log.jsonl", "eval").back()["loss"].get<double>();
+  put("out/log.jsonl", whole.substr(0, whole.rfind("{\"kind\":\"eval\"")));
+  expect("--resume out", 0, {"merged"});
+  EXPECT_EQ(records("out/log.jsonl", "eval").back()["loss"].get<double>(), loss);
+  EXPECT_EQ(records("out/log.jsonl", "end").back()["reason"], "done");
+  expect("--resume out", 0, {"the run is finished"});
+}
+
 // reports.md Q6: a part of the model that is not there is named, not begun anew.
 TEST_F(Method, AMissingFactorIsAnError) {
   expect(loqt_ + " --steps 4 --save-every 2", 0);
