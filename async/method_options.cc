@@ -58,8 +58,7 @@ void refuse_unused(const Options& o) {
                       {"--max-gap", refreshed},
                       {"--compensate", {"loqt"}},
                       {"--subspace", {"loqt", "galore"}},
-                      {"--refresh-moments", frozen_refreshed},
-                      {"--lr-dense", low_rank}};
+                      {"--refresh-moments", frozen_refreshed}};
   for (const auto& [name, methods] : uses)
     if (o.is_given(name) && std::find(methods.begin(), methods.end(), m.method) == methods.end())
       fail_usage(cat(name, " is not used by --method ", m.method),
@@ -116,7 +115,7 @@ void resolve_method(Options& o, const ModelConfig& config) {
 MatrixPlan matrix_plan(const Options& o) {
   const MethodOptions& m = o.method;
   MatrixPlan plan;
-  if (!m.full() && o.lr > 0) plan.dense_rate = m.lr_dense / o.lr;
+  if (o.lr > 0) plan.dense_rate = m.lr_dense / o.lr;
   if (!m.factors()) return plan;
   plan.kind = m.method == "loqt" ? MatrixPlan::Kind::projected : MatrixPlan::Kind::lora;
   plan.rank = m.rank;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What does LoQT cost in quality, and what does it save? Methods on the same text, tokens and seeds: a Llama of 4
 # layers x 256, vocabulary 4,096, 2,048 tokens a step, rank 64, on the King James Bible. The learning rate of each
-# method is the best of short runs (a quarter of the steps): from the middle of RATES downhill, until both
+# method, one for all tensors, is the best of short runs (a quarter of the steps): from the middle of RATES downhill, until both
 # neighbours are worse. doc/loqt.md shows what came out.
 #
 #   BUDGET=MINUTES     stop after so long   [none]; the same command goes on where it was
@@ -23,7 +23,7 @@ read -ra methods <<<"${METHODS:-full int8 galore nf4 svd nq lora relora}"
 read -ra rates <<<"${RATES:-2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2}"
 source scripts/experiments/common.sh
 
-# Options of method $1 in a run of $2 steps. Embeddings, head and norms have the rate of the full method's best run.
+# Options of method $1 in a run of $2 steps.
 options() {
   case $1 in
   full) echo --method full ;;
@@ -40,11 +40,9 @@ options() {
 # One run: OUT METHOD SEED RATE STEPS
 one() {
   [ -e "$1/done" ] && return
-  local dense=()
-  [ "$2" = full ] || dense=(--lr-dense "$(cat "$dir/rate_full")")
   # shellcheck disable=SC2046
   train "$1" --model llama-9M --layers "$layers" --width "$width" --heads 4 --seq-len 128 --batch-size 16 \
-    --threads "${THREADS:-0}" --precision "${PRECISION:-bf16}" --seed "$3" $(options "$2" "$5") --lr "$4" "${dense[@]}" --steps "$5" --warmup $(($5 / 10)) \
+    --threads "${THREADS:-0}" --precision "${PRECISION:-bf16}" --seed "$3" $(options "$2" "$5") --lr "$4" --steps "$5" --warmup $(($5 / 10)) \
     --eval-every $(($5 / 4)) --save-every 500 --keep 1
   finished "$1"
 }
@@ -87,7 +85,6 @@ tune() {
   mv "$dir/rate.tmp" "$dir/rate_$1"
 }
 
-tune full
 for method in "${methods[@]}"; do
   tune "$method"
   case $method in full | int8 | svd) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac

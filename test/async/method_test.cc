@@ -133,6 +133,31 @@ TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
   expect("--resume out", 0, {"the run is finished"});
 }
 
+// With any method: at rate 0 the embeddings stay as they began.
+TEST_F(Method, DenseTensorsHaveTheirOwnRate) {
+  const std::string embedding = "model.embed_tokens.weight",
+                    matrix = "model.layers.0.mlp.up_proj.weight";
+  for (const char* method : {"full", "loqt --rank 4 --quant none"}) {
+    std::vector<float> at[2][2];
+    for (const int steps : {2, 4}) {
+      const std::string out = cat("out", steps, std::string(method).substr(0, 4));
+      expect(cat(tiny_, data_, " --lr 1e-2 --lr-dense 0 --steps ", steps, " --out ", out,
+                 " --method ", method),
+             0);
+      const SafetensorsReader file(dir_ / (out + "/step_0000000" + std::to_string(steps) +
+                                           "/model.safetensors"));
+      for (int i = 0; i < 2; i++) {
+        std::vector<float>& x = at[steps / 2 - 1][i];
+        const std::string& name = i == 0 ? embedding : matrix;
+        x.resize(size_t(file.info(name).numel()));
+        read_floats(file, name, x.data());
+      }
+    }
+    EXPECT_EQ(at[0][0], at[1][0]) << method;
+    EXPECT_NE(at[0][1], at[1][1]) << method;
+  }
+}
+
 // reports.md Q6: a part of the model that is not there is named, not begun anew.
 TEST_F(Method, AMissingFactorIsAnError) {
   expect(loqt_ + " --steps 4 --save-every 2", 0);
@@ -206,7 +231,7 @@ TEST_F(Method, ContradictionsAreRefused) {
   };
   for (const char* option :
        {"--rank 4", "--quant int8", "--scale 0.5", "--interval 5", "--growth 1.1", "--compensate 3",
-        "--subspace svd", "--lr-dense 1e-3"}) {
+        "--subspace svd"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find(' '));
     refused(option, {name, "not used by --method full", "loqt"});
   }
