@@ -60,6 +60,12 @@ struct QTensor {
   int64_t numel() const { return rows * cols; }
   int64_t bytes() const { return format.bytes(numel()); }
   Tensor blob() const { return {data, DType::U8, 1, bytes()}; }  ///< for checkpoints and copies
+  /// F32 [1, n] of which every value is a linear function: times c, the whole matrix is times c.
+  Tensor scales() const {
+    const bool nf4 = format.kind == QuantFormat::Kind::nf4;
+    return {static_cast<char*>(data) + (nf4 ? format.group_scales_at(numel()) : format.scales_at(numel())),
+            DType::F32, 1, nf4 ? format.groups(numel()) + 1 : format.blocks(numel())};
+  }
 };
 
 }  // namespace loqal

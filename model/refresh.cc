@@ -51,8 +51,19 @@ double Refresh::sum_squares(int group, float* grads) {
 
 void Refresh::update(int group, float* grads, double scale) {
   optimizer_.update(group, grads, scale);
-  if (!due_ || config_.kind == RefreshConfig::Kind::restart) return;
-  for (const LowRankParams& m : low_rank_params(model_.table(), group)) renew(m, grads);
+  if (config_.kind == RefreshConfig::Kind::restart) return;
+  for (const LowRankParams& m : low_rank_params(model_.table(), group)) {
+    if (due_) renew(m, grads);
+    decay(m.weight);
+  }
+}
+
+// Of a quantized weight the codes stay and the scales decay: exact, and nothing is rounded.
+void Refresh::decay(int weight) {
+  const auto left = float(optimizer_.decay());
+  if (left == 1) return;
+  const Tensor w = model_.table()[weight].format ? model_.quantized(weight).scales() : model_.held(weight);
+  ops_.axpby(w, left, w, 0);
 }
 
 PhiloxStream Refresh::stream(Purpose purpose, int weight) const {

@@ -7,6 +7,8 @@
 // what the model holds; P = s x the leading singular vectors of the gradient; B = what puts most of
 // the rounding error back. Adam's step count goes on.
 //
+// Decoupled weight decay acts on W in every step, never on B or P.
+//
 // restart (ReLoRA, arXiv 2307.05695): after a scheduled step W = W_eff, U = 0, D random, Adam's
 // moments of both 0 (or kept).
 //
@@ -66,6 +68,7 @@ class Refresh final : public Updater, public GradientProbe {
  private:
   void restart(int weight);
   void renew(const LowRankParams& m, float* grads);
+  void decay(int weight);
   UpdateReport merge(int weight, const RefreshSpace& space, const Factors& old);
   PhiloxStream stream(Purpose purpose, int weight) const;
 

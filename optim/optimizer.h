@@ -91,6 +91,8 @@ class AdamW final : public Optimizer {
   std::vector<NamedState> states(int param) const override { return moments_.states(param); }
   void reset() override;
 
+  /// What decoupled decay leaves in this step of a weight that has the step's rate.
+  double decay() const { return 1 - lr_ * config_.weight_decay; }
   /// The first moment of one parameter in F32 [like it], for fill_omega().
   void first_moment(const Tensor& m, int param) const { moments_.read(m, {}, param); }
   /// The parameter's coordinates along its low-rank dimension (columns on the left side, rows on

@@ -23,13 +23,14 @@ read -ra methods <<<"${METHODS:-full int8 galore nf4 svd nq lora relora}"
 read -ra rates <<<"${RATES:-2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2}"
 source scripts/experiments/common.sh
 
-# Options of method $1 in a run of $2 steps.
+# Options of method $1 in a run of $2 steps. LoQT has GaLore's scale: with one rate for all tensors it is what the matrices'
+# is to that of embeddings and head.
 options() {
   case $1 in
   full) echo --method full ;;
-  int8 | nf4) echo --method loqt --quant "$1" --rank "$rank" ;;
-  svd) echo --method loqt --quant int8 --rank "$rank" --subspace svd ;;
-  nq) echo --method loqt --quant none --rank "$rank" ;;
+  int8 | nf4) echo --method loqt --quant "$1" --rank "$rank" --scale 0.25 ;;
+  svd) echo --method loqt --quant int8 --rank "$rank" --scale 0.25 --subspace svd ;;
+  nq) echo --method loqt --quant none --rank "$rank" --scale 0.25 ;;
   galore) echo --method galore --rank "$rank" --scale 0.25 ;;
   lora) echo --method lora --rank "$rank" ;;
   relora) echo --method relora --rank "$rank" --interval $(($2 / 4)) ;;

@@ -23,6 +23,7 @@ struct Plan {
   double eps = 1e-4;
   int64_t compensate = 5;
   DType X = DType::F32;
+  double weight_decay = 0;
   bool dense_trained = true;
 };
 
@@ -106,7 +107,7 @@ class LoQT {
       : ops(make_cpu_ops(2)),
         model(*ops, config, options_of(s)),
         adam(*ops, s.dense_trained ? access_of(model) : matrices_alone(model),
-             {.eps = s.eps, .weight_decay = 0}),
+             {.eps = s.eps, .weight_decay = s.weight_decay}),
         refresh(model, adam, {.moments = s.moments, .steps = s.steps, .compensate = s.compensate}),
         batch(config) {
     if (s.per_layer) sink = std::make_unique<PerLayerSink>(*ops, model.table(), refresh);

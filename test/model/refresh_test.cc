@@ -99,6 +99,18 @@ TEST(LoqtIdentities, FiftyRefreshesOfNothingChangeNoByteOfTheWeights) {
   }
 }
 
+// P = 0 before the first refresh, so that nothing is learned: what moves the weights is decay.
+TEST(LoqtIdentities, DecayActsOnTheFrozenWeights) {
+  for (const QuantFormat& format : {QuantFormat{}, kInt8, kNf4}) {
+    LoQT loqt(small_config(Arch::llama, false),
+              {.format = format, .steps = {}, .weight_decay = 0.5});
+    std::vector<float> expected = loqt.effective();
+    for (int i = 0; i < 3; i++) loqt.step();
+    for (float& w : expected) w *= float(std::pow(1 - kRate * 0.5, 3));
+    EXPECT_LT(relative(loqt.effective(), expected), 1e-6) << str(format);
+  }
+}
+
 // N10: the split of the batch is not seen in the basis either, up to fp32 sums.
 TEST(LoqtIdentities, MicroBatchesAreTheBatch) {
   const ModelConfig config = small_config(Arch::llama, false);
