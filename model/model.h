@@ -87,7 +87,10 @@ class Model {
   /// are left alone, for their gradients are what the probe asked for.
   ParamRule rule(int index) const {
     const Param& p = table_[index];
-    return {p.rate, p.decays(), probe_ && p.role == Role::factor};
+    // dB = s (G in the subspace), so that B's norm over s is that of the weight's gradient.
+    const bool projected = p.role == Role::factor && table_.plan().kind == MatrixPlan::Kind::projected;
+    return {p.rate, p.decays(), probe_ && p.role == Role::factor,
+            projected ? 1 / table_.plan().scale : 1};
   }
 
   std::string nonfinite_parameter();  ///< the first that holds a NaN or infinity, or ""

@@ -98,8 +98,9 @@ double Optimizer::sum_squares(int group, float* grads) {
   const ParamTable& table = *params_.table;
   double sum = 0;
   for_group(table, group, [&](int i) {
-    if (params_.rule_of(i).skip) return;
-    const double squares = ops_.sum_squares(table.gradient(i, grads));
+    const ParamRule rule = params_.rule_of(i);
+    if (rule.skip) return;
+    const double squares = rule.in_norm * rule.in_norm * ops_.sum_squares(table.gradient(i, grads));
     if (!std::isfinite(squares))
       fail_nonfinite("the gradient of " + table[i].name + " is not finite");
     sum += squares;

@@ -17,6 +17,7 @@ struct ParamRule {
   double lr_factor = 1;  ///< on the step's learning rate
   bool decays = true;    ///< decoupled weight decay
   bool skip = false;     ///< parameter and moments stay as they are in this step
+  double in_norm = 1;    ///< of the gradient, in the norm that clipping goes by
 };
 
 /// How an optimizer reaches the parameters it updates; the model provides it.

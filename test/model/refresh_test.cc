@@ -99,6 +99,25 @@ TEST(LoqtIdentities, FiftyRefreshesOfNothingChangeNoByteOfTheWeights) {
   }
 }
 
+// In the norm, and so in clipping, B counts as the weight's gradient does that a full method has:
+// here the basis is a whole one. (Without the scale LoQT was clipped less than GaLore.)
+TEST(LoqtIdentities, TheNormIsThatOfTheWeightsGradient) {
+  const ModelConfig config = small_config(Arch::llama, false);
+  LoQT loqt(config, {.rank = 1000});
+  loqt.step(1, 0.0);
+  const auto norm = [&](Model& model, AdamW& adam, StepSink& sink) {
+    adam.begin_step(0);
+    loqt.batch.run(model, sink, 1);
+    return sink.finish_step().grad_norm;
+  };
+  Model dense(*loqt.ops, config, {.B = kB});
+  dense.init_random(1);
+  AdamW adam(*loqt.ops, access_of(dense), {.weight_decay = 0});
+  FullGradSink sink(*loqt.ops, dense.table(), adam, 0);
+  const double expected = norm(dense, adam, sink);
+  EXPECT_NEAR(norm(loqt.model, loqt.adam, *loqt.sink), expected, 1e-5 * expected);
+}
+
 // P = 0 before the first refresh, so that nothing is learned: what moves the weights is decay.
 TEST(LoqtIdentities, DecayActsOnTheFrozenWeights) {
   for (const QuantFormat& format : {QuantFormat{}, kInt8, kNf4}) {
