@@ -170,9 +170,9 @@ TEST_F(LocalSgdCli, ResumeRefusesOtherWorkers) {
 }
 
 // One worker, rounds of one step, outer SGD of rate 1: plain training but for the rounding of
-// start - (start - end).
+// start - (start - end), which bf16 would amplify.
 TEST_F(LocalSgdCli, OneWorkerAndOneStepIsPlainTraining) {
-  const std::string options = tiny_ + data_ + " --steps 100 --lr 5e-3 ";
+  const std::string options = tiny_ + data_ + " --precision fp32 --steps 100 --lr 5e-3 ";
   expect(options + "--out plain", 0);
   for (const char* mode : {"--async", "--sync"}) {
     expect(cat(options, "--workers 1 --inner-steps 1 --outer sgd --outer-lr 1 --out ", mode + 2,
@@ -192,7 +192,7 @@ TEST_F(LocalSgdCli, OneWorkerAndOneStepIsPlainTraining) {
 
 // Delayed Nesterov on equal devices, each worker on its own data, is DiLoCo.
 TEST_F(LocalSgdCli, DelayedNesterovOnEqualDevicesIsDiLoCo) {
-  const std::string options = four_ + " --val-data data_000001.bin --eval-every 24 --steps 240 ";
+  const std::string options = four_ + " --precision fp32 --val-data data_000001.bin --eval-every 24 --steps 240 ";
   expect(options + "--sync --out sync", 0);
   expect(options + "--shard-sampling own --out dn", 0);
   const std::vector<Json> a = records("sync/log.jsonl", "eval"),
