@@ -1,5 +1,7 @@
 // LoQT step by step on a small model, for tests: the whole of a training loop but its data.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -101,6 +103,21 @@ inline std::vector<float> effective_matrices(Model& model) {
   return all;
 }
 
+/// What the passes read of the trainable parameters is what is held, rounded (reports.md, Q7).
+inline void expect_copies(Model& model) {
+  for (int i = 0; i < model.table().size(); i++) {
+    if (!model.table()[i].trainable()) continue;
+    const Tensor copy = model.compute_copy(i), held = model.parameter(i);
+    if (!copy) continue;
+    const Buffer memory = model.ops().alloc(copy.numel() * 4, "test");
+    const Tensor difference(memory.as<float>(), copy.rows, copy.cols);
+    model.ops().copy(difference, copy);
+    model.ops().axpby(difference, -1, held, 1);
+    EXPECT_LE(model.ops().sum_squares(difference), 0x1p-16 * model.ops().sum_squares(held))
+        << model.table()[i].name;
+  }
+}
+
 class LoQT {
  public:
   LoQT(const ModelConfig& config, const Plan& s)
@@ -153,15 +170,6 @@ class LoQT {
  private:
   int64_t step_ = 0;
 };
-
-inline double relative(const std::vector<float>& found, const std::vector<float>& expected) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < expected.size(); i++) {
-    difference += std::pow(double(found[i]) - double(expected[i]), 2);
-    norm += std::pow(double(expected[i]), 2);
-  }
-  return std::sqrt(difference / norm);
-}
 
 const QuantFormat kInt8 = {QuantFormat::Kind::int8, 64}, kNf4 = {QuantFormat::Kind::nf4, 64};
 

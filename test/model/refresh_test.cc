@@ -67,16 +67,7 @@ TEST(LoqtIdentities, ARefreshLeavesTheEffectiveWeights) {
         EXPECT_LE(r.energy, 1 + 1e-6);
         largest = std::max(largest, r.error);
       }
-      for (int i = 0; i < loqt.model.table().size(); i++) {  // what the passes read
-        const Tensor copy = loqt.model.compute_copy(i);
-        if (!copy || !loqt.model.table()[i].trainable()) continue;
-        const Buffer memory = loqt.ops->alloc(copy.numel() * 4, "test");
-        const Tensor difference(memory.as<float>(), copy.rows, copy.cols);
-        loqt.ops->copy(difference, copy);
-        loqt.ops->axpby(difference, -1, loqt.model.parameter(i), 1);
-        EXPECT_LE(loqt.ops->sum_squares(difference),
-                  0x1p-16 * loqt.ops->sum_squares(loqt.model.parameter(i)));
-      }
+      expect_copies(loqt.model);
       const double moved = relative(loqt.effective(), before);
       EXPECT_LE(moved, format ? 1.001 * largest : 1e-6) << str(format);
       // Of compensated rounding: below that of the codec alone (spec 2), stochastic int8 0.0084 at
@@ -268,14 +259,8 @@ void expect_restart(DType X) {
     EXPECT_EQ(squares == 0, p.name.ends_with(".B")) << p.name << ": one of them must not be 0";
     EXPECT_EQ(ops->sum_squares(adam.state("adam_m", i)), 0);
     EXPECT_EQ(ops->sum_squares(adam.state("adam_v", i)), 0);
-    if (const Tensor copy = model.compute_copy(i)) {  // Q7: the passes read this
-      Buffer memory = ops->alloc(copy.numel() * 4, "test");
-      const Tensor difference(memory.as<float>(), copy.rows, copy.cols);
-      ops->copy(difference, copy);
-      ops->axpby(difference, -1, model.parameter(i), 1);
-      EXPECT_LE(ops->sum_squares(difference), 0x1p-16 * squares) << p.name;
-    }
   }
+  expect_copies(model);
   step(4, kRate);
   for (int i = 0; i < model.table().size(); i++)  // Q8: and learn
     EXPECT_FALSE(model.table()[i].role == Role::factor &&

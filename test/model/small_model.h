@@ -1,5 +1,6 @@
 // Small models for tests of checkpoints and sampling.
 #pragma once
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -18,6 +19,16 @@ inline ModelConfig small_config(Arch arch, bool tied) {
   c.F = 40;
   c.V = 37, c.T = 16, c.tied = tied;  // V = 37: 91 rows of padding
   return c;
+}
+
+/// |found - expected| / |expected|.
+inline double relative(const std::vector<float>& found, const std::vector<float>& expected) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < expected.size(); i++) {
+    difference += std::pow(double(found[i]) - double(expected[i]), 2);
+    norm += std::pow(double(expected[i]), 2);
+  }
+  return std::sqrt(difference / norm);
 }
 
 struct SmallModel {

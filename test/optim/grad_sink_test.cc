@@ -12,6 +12,7 @@
 #include "core/philox.h"
 #include "data/shard_writer.h"
 #include "test/core/files.h"
+#include "test/model/small_model.h"
 
 namespace loqal {
 namespace {
@@ -119,15 +120,6 @@ bool same_bytes(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
 }
 
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) {
-    difference += std::pow(double(a[i]) - double(b[i]), 2);
-    norm += std::pow(double(b[i]), 2);
-  }
-  return std::sqrt(difference / norm);
-}
-
 class GradSinks : public ::testing::TestWithParam<std::pair<Arch, bool>> {
  protected:
   GradSinks() : config_(small(GetParam().first, GetParam().second)), shard_(padded_shard(dir_)) {}
@@ -149,7 +141,7 @@ TEST_P(GradSinks, AccumulationEqualsTheBigBatch) {
       EXPECT_NEAR(found.grad_norm, expected.grad_norm, 1e-5 * expected.grad_norm);
     }
     whole.for_each([&](int i) {
-      EXPECT_LE(relative_error(parts.host(parts.model.parameter(i)),
+      EXPECT_LE(relative(parts.host(parts.model.parameter(i)),
                                whole.host(whole.model.parameter(i))),
                 1e-5)
           << whole.model.table()[i].name << " B=" << B;
