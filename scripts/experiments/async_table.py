@@ -24,7 +24,7 @@ def read_run(directory, at):
     step `at` on, or else the last one of a finished run; None if there is none."""
     if not os.path.exists(os.path.join(directory, "log.jsonl" if at else "done")):
         return None
-    evals, time, pushes = [], 0.0, 0
+    evals, time, pushes, done = [], 0.0, 0, False
     with open(os.path.join(directory, "log.jsonl"), encoding="utf-8") as log:
         for line in log:
             if line.startswith('{"kind":"push"'):
@@ -32,6 +32,10 @@ def read_run(directory, at):
             elif line.startswith('{"kind":"eval"'):
                 record = json.loads(line)
                 evals.append((record["step"], record["loss"], time, pushes))
+            elif line.startswith('{"kind":"end"'):
+                done = json.loads(line)["reason"].startswith("done")
+    if not at and not done:  # it diverged
+        return None
     reached = [e for e in evals if e[0] >= at] if at else evals[-1:]
     return (evals, reached[0]) if reached else None
 

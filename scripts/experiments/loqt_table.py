@@ -60,7 +60,7 @@ def half_width(values):
 
 
 def energies(run):
-    """Median and all, of the refresh nearest to step 1,000: of the sketch estimates, of the SVD exact."""
+    """Step and energies by matrix of the refresh nearest to step 1,000: of the sketch estimates, of the SVD exact."""
     records = run["merge"]
     nearest = min({m["step"] for m in records}, key=lambda step: abs(step - 1000))
     return nearest, {m["layer"]: m["energy"] for m in records if m["step"] == nearest}
@@ -97,7 +97,8 @@ def main():
         (step, sketch), (_, exact) = energies(runs["int8"][seed]), energies(runs["svd"][seed])
         ratio = statistics.median(sketch[layer] / exact[layer] for layer in sketch)
         apart = last(runs["int8"][seed], "effective") - last(runs["svd"][seed], "effective")
-        print(f"\nseed {seed}, step {step}: energy of the sketch's basis / of exact SVD's, median {ratio:.4f} "
+        print(f"\nseed {seed}, step {step}: energy of the sketch's basis / of exact SVD's, each of its own "
+              f"run's gradient, median {ratio:.4f} "
               f"(exact: {statistics.median(exact.values()):.4f} of the gradient's); loss with the sketch - with SVD "
               f"{apart:+.4f}")
     if args.picture:
