@@ -1,5 +1,6 @@
-// What a run prints of its model, method and memory.
+// What a run prints of its model, method, data and memory.
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
 
 #include "async/setup.h"
@@ -82,6 +83,29 @@ void print_method(std::ostream& out, const Options& o, const ModelConfig& config
   if (m.rank < config.C / 16)
     out << "warning     --rank " << m.rank << " is below 1/16 of the width " << config.C
         << ": expect slow learning\n";
+}
+
+Json shards_of(const Corpus& corpus) {
+  Json files;
+  for (const CorpusFile& f : corpus.files())
+    files.push_back({{"path", f.path}, {"tokens", f.tokens}});
+  return files;
+}
+
+void print_data(std::ostream& out, const Options& o, const ModelConfig& config, const Corpus& train,
+                const TrainLoader& loader, const EvalLoader* eval) {
+  const int T = int(config.T);
+  const size_t shards = train.files().size();
+  const int64_t per_step = o.batch_size * config.T * o.grad_accum;
+  out << "data        " << train.tokens() << " tokens in " << shards
+      << (shards == 1 ? " shard, " : " shards, ") << loader.rows_per_epoch() << " windows of " << T
+      << (o.local.on() ? cat(" for each of ", o.local.workers, " workers") : "") << ", "
+      << train.dropped(T) + T * loader.dropped_per_epoch() << " tokens are no target";
+  if (eval) out << "; evaluation on " << eval->tokens() << " tokens";
+  out << "\nrun         " << o.steps << " steps x " << per_step << " tokens (batch " << o.batch_size
+      << " x " << config.T << (o.grad_accum > 1 ? cat(" x ", o.grad_accum, " accumulated") : "")
+      << ") = " << short_number(double(o.steps) * double(per_step))
+      << " tokens; a uniform guess has loss " << format("%.3f", std::log(double(config.V))) << "\n";
 }
 
 void print_tensors(std::ostream& out, const ParamTable& table, DType parameter_type) {

@@ -104,7 +104,8 @@ void complete_method(Options& o) {
     fail_usage(cat("--max-gap ", m.max_gap, " is below --interval ", m.interval));
   if (m.subspace.empty()) m.subspace = "sketch";
   if (m.method == "relora" && m.refresh_moments == "rotate")
-    fail_usage("--refresh-moments rotate contradicts --method relora, whose new factors are random");
+    fail_usage(
+        "--refresh-moments rotate contradicts --method relora, whose new factors are random");
   if (m.refresh_moments.empty()) m.refresh_moments = m.method == "relora" ? "reset" : "rotate";
 }
 

@@ -6,6 +6,10 @@
 
 namespace loqal {
 
+namespace {
+constexpr int kZeroNorms = 10;  // so many in a row are worth a warning
+}
+
 PlainTraining::PlainTraining(const WorkEnvironment& e, Ops& ops, TrainLoader& loader)
     : e_(e),
       ops_(ops),
@@ -60,6 +64,10 @@ void PlainTraining::log(const StepResult& r) {
       average_seconds_);
   if (r.skipped)
     e_.console->line(cat("notice: ", r.skipped, " batches without a target were passed over"));
+  zero_norms_ = r.grad_norm == 0 ? zero_norms_ + 1 : 0;
+  if (zero_norms_ == kZeroNorms)
+    e_.console->line(
+        cat("warning: the gradient has been zero for ", kZeroNorms, " steps: nothing is learned"));
 }
 
 void PlainTraining::log(const MergeRecord& r) {

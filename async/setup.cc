@@ -154,7 +154,9 @@ Parts build_parts(Ops& ops, const ModelConfig& config, const Options& o, bool tr
     GaLoreConfig galore = galore_config(o, adamw, model->table());
     galore.on_refresh = [model, records = parts.records.get()](int i, int64_t gap,
                                                                const BasisReport& basis) {
-      records->push_back({.layer = model->table()[i].name, .gap = gap, .energy = basis.energy,
+      records->push_back({.layer = model->table()[i].name,
+                          .gap = gap,
+                          .energy = basis.energy,
                           .warning = basis.warning});
     };
     parts.optimizer = std::make_unique<GaLore>(ops, access, galore);
@@ -255,8 +257,10 @@ int64_t staging_bytes(const Options& o, const ParamTable& table) {
   if (o.method.method == "loqt" || o.method.method == "galore")
     for (const Param& p : table.params())
       if (p.role == Role::matrix)
-        refresh = std::max(refresh, subspace_host_bytes({p.rows(), p.cols(), std::min({o.method.rank, p.rows(), p.cols()})},
-                                                        o.method.subspace == "svd"));
+        refresh = std::max(
+            refresh,
+            subspace_host_bytes({p.rows(), p.cols(), std::min({o.method.rank, p.rows(), p.cols()})},
+                                o.method.subspace == "svd"));
   return std::max(floats, refresh);
 }
 

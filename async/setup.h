@@ -10,6 +10,7 @@
 
 #include "async/options.h"
 #include "data/corpus.h"
+#include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
 #include "model/model.h"
@@ -47,7 +48,8 @@ struct Parts {
   std::unique_ptr<Optimizer> optimizer;  // these: training only
   std::unique_ptr<Refresh> refresh;      // of loqt and relora
   std::unique_ptr<StepSink> sink;
-  std::unique_ptr<std::vector<MergeRecord>> records;  // of GaLore's refreshes, until they are logged
+  std::unique_ptr<std::vector<MergeRecord>>
+      records;  // of GaLore's refreshes, until they are logged
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 
@@ -62,6 +64,10 @@ int64_t local_sgd_bytes(const Options& options, const ParamTable& table);
 void print_model(std::ostream& out, const ModelConfig& config, const ParamTable& table);
 /// Of a low-rank method: rank, refreshes, and what is worth a warning; nothing of the full one.
 void print_method(std::ostream& out, const Options& options, const ModelConfig& config);
+Json shards_of(const Corpus& corpus);  ///< path and tokens of each, for the log
+/// The training data, and how much of it a step and the whole run take. `eval`: or null.
+void print_data(std::ostream& out, const Options& options, const ModelConfig& config,
+                const Corpus& train, const TrainLoader& loader, const EvalLoader* eval);
 /// Which tensors there are, how they are held, and which are trained; of the first layer only.
 void print_tensors(std::ostream& out, const ParamTable& table, DType parameter_type);
 /// `program`: program_bytes() and staging_bytes(); `server`: local_sgd_bytes().

@@ -46,6 +46,10 @@ void watch_signals() {
 
 int stop_signal() { return g_signal; }
 
+const char* signal_name(int signal) {
+  return signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
+}
+
 int signal_exit_code(int signal) { return 128 + signal; }
 
 }  // namespace loqal

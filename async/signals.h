@@ -8,10 +8,12 @@ namespace loqal {
 /// other thread starts.
 void watch_signals();
 
-/// The signal that asked for an end (SIGINT or SIGTERM), 0 if none has come.
+/// The signal that asked for an end (SIGINT, SIGTERM or SIGHUP), 0 if none has come.
 int stop_signal();
 
-/// 130 or 143: the exit code after that signal.
+const char* signal_name(int signal);  ///< as users know them
+
+/// 129, 130 or 143: the exit code after that signal.
 int signal_exit_code(int signal);
 
 }  // namespace loqal

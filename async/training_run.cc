@@ -2,15 +2,13 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
 
 #include "async/local_sgd.h"
 #include "async/run_lock.h"
+#include "async/run_log.h"
 #include "async/signals.h"
 #include "async/work.h"
 #include "core/file.h"
@@ -22,9 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+constexpr double kMergeCosts = 0.01;  // nats, 1 % of perplexity: more is worth a warning
 
 class TrainingRun {
  public:
@@ -43,8 +39,10 @@ class TrainingRun {
   int finish(const std::string& reason, int exit_code);
   void save_the_end();  // unless it is saved, or nothing is left to resume from
   void end_after(const Error& error);
-  double time() const { return time_before_ + seconds_since(start_); }
-  void record(const Json& line);
+  double time() const {
+    return time_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
+  }
+  void record(const Json& line) { log_->record(line); }
   int64_t step() const { return work_->step(); }
   bool done() const { return step() >= o_.steps; }
   /// Every so many steps, when their number is reached or passed, and at the end.
@@ -72,13 +70,13 @@ class TrainingRun {
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<Console> console_;
   std::unique_ptr<Work> work_;
-  std::unique_ptr<JsonlLog> log_;
+  std::unique_ptr<RunLog> log_;
   int64_t attempted_ = 0;   // step of which an error would be
   bool evaluated_ = false;  // at this step
+  double loss_ = NAN;       // of the last evaluation
   TokenizerFiles tokenizer_files_;
-  std::string last_saved_;      // by this session
-  bool merged_ = false;         // the factors are gone: evaluate_merged()
-  std::vector<Json> unlogged_;  // records that a full disk keeps out of the log for now
+  std::string last_saved_;  // by this session
+  bool merged_ = false;     // the factors are gone: evaluate_merged()
   std::unique_ptr<RunLock> lock_;
   double peak_flops_ = 0;
   double time_before_ = 0;  // seconds of the sessions that this one resumes
@@ -178,38 +176,31 @@ void TrainingRun::restore() {
 void TrainingRun::open_log() {
   const std::string path = o_.out + "/log.jsonl";
   if (o_.resume.empty()) {
-    log_ = std::make_unique<JsonlLog>(path);
+    log_ = std::make_unique<RunLog>(*console_, path, std::nullopt);
   } else {
     // --resume auto after a crash before the first checkpoint: all that was logged moves aside.
     const int64_t from = checkpoint_.empty() ? -1 : step();
     time_before_ = JsonlLog::time_at(path, from);
-    log_ = std::make_unique<JsonlLog>(path, from);
+    log_ = std::make_unique<RunLog>(*console_, path, from);
     set_aside_checkpoints_after(o_.out, step());
   }
   start_ = Clock::now();
 }
 
 void TrainingRun::announce() {
-  const int64_t per_step = o_.batch_size * config_.T * o_.grad_accum;
   const Model& model = work_->model();
-  const ParamTable& table = model.table();
   Json run = {{"kind", "run"},
               {"version", "0.1"},
               {"device", ops_->description()},
               {"precision", o_.precision}};
   if (!checkpoint_.empty()) run["resumed_step"] = step(), run["resumed_from"] = checkpoint_;
   run["parameters"] = model.parameter_count();
-  run["tokens_per_step"] = per_step;
+  run["tokens_per_step"] = o_.batch_size * config_.T * o_.grad_accum;
   run["initial_loss"] = std::log(double(config_.V));
   run["peak_flops"] = peak_flops_;
   run["options"] = options_to_json(o_, true);
-  for (const Corpus* corpus : {train_corpus_.get(), val_corpus_.get()}) {
-    if (!corpus) continue;
-    Json files;
-    for (const CorpusFile& f : corpus->files())
-      files.push_back({{"path", f.path}, {"tokens", f.tokens}});
-    run[corpus->role()] = files;
-  }
+  for (const Corpus* corpus : {train_corpus_.get(), val_corpus_.get()})
+    if (corpus) run[corpus->role()] = shards_of(*corpus);
   log_->write(run);
   for (const auto& [category, bytes] : work_->memory_table())
     if (bytes) log_->write({{"kind", "memory"}, {"category", category}, {"bytes", bytes}});
@@ -217,23 +208,10 @@ void TrainingRun::announce() {
   std::cout << "device      " << ops_->description() << ", " << o_.precision << ", "
             << format("%.0f GFLOP/s measured", peak_flops_ * 1e-9)
             << (device_choice_.empty() ? "" : " (" + device_choice_ + ")") << "\n";
-  print_model(std::cout, config_, table);
+  print_model(std::cout, config_, model.table());
   print_method(std::cout, o_, config_);
-  const int T = int(config_.T);
-  std::cout << "data        " << train_corpus_->tokens() << " tokens in "
-            << train_corpus_->files().size()
-            << (train_corpus_->files().size() == 1 ? " shard, " : " shards, ")
-            << loader_->rows_per_epoch() << " windows of " << T
-            << (o_.local.on() ? cat(" for each of ", o_.local.workers, " workers") : "") << ", "
-            << train_corpus_->dropped(T) + T * loader_->dropped_per_epoch()
-            << " tokens are no target";
-  if (val_corpus_) std::cout << "; evaluation on " << eval_loader_->tokens() << " tokens";
-  std::cout << "\nrun         " << o_.steps << " steps x " << per_step << " tokens (batch "
-            << o_.batch_size << " x " << config_.T
-            << (o_.grad_accum > 1 ? cat(" x ", o_.grad_accum, " accumulated") : "")
-            << ") = " << short_number(double(o_.steps) * double(per_step))
-            << " tokens; a uniform guess has loss " << format("%.3f", std::log(double(config_.V)))
-            << "\noptions     " << given_options(o_) << "\nlog         " << log_->path() << "\n";
+  print_data(std::cout, o_, config_, *train_corpus_, *loader_, eval_loader_.get());
+  std::cout << "options     " << given_options(o_) << "\nlog         " << log_->path() << "\n";
   if (!checkpoint_.empty())
     std::cout << "resumed     " << checkpoint_ << ", step " << step() << ", " << work_->next_rate()
               << "\n";
@@ -241,27 +219,12 @@ void TrainingRun::announce() {
   std::cout << std::flush;
 }
 
-// A disk that is full for a while costs no training: records wait in memory and are written later.
-void TrainingRun::record(const Json& line) {
-  const bool waiting = !unlogged_.empty();
-  unlogged_.push_back(line);
-  try {
-    while (!unlogged_.empty()) {
-      log_->write(unlogged_.front());
-      unlogged_.erase(unlogged_.begin());
-    }
-  } catch (const Error& e) {
-    if (!waiting)
-      console_->line(cat("warning: ", e.what(), "; training goes on, the log is written later"));
-  }
-}
-
 // weights: what kind of them the model holds.
 void TrainingRun::evaluate(const char* weights) {
   const std::optional<MeanLoss> mean = mean_loss(work_->model(), *eval_loader_, o_.batch_size,
                                                  config_.T, [] { return stop_signal() != 0; });
   if (!mean) return;  // a signal: the resumed run evaluates this step again
-  const double loss = mean->loss;
+  const double loss = loss_ = mean->loss;
   if (!std::isfinite(loss))
     fail_nonfinite("the validation loss is not finite; first in " +
                    work_->model().first_nonfinite());
@@ -272,20 +235,16 @@ void TrainingRun::evaluate(const char* weights) {
           {"tokens", mean->targets},
           {"weights", weights},
           {"time", time()}});
-  const std::string which = o_.method.quantized() ? cat("  ", weights) : "";
-  console_->line(format("eval %lld  loss %.4f  ppl %.2f", static_cast<long long>(step()), loss,
-                        std::exp(loss)) +
-                 which);
+  console_->line(cat("eval ", step(), format("  loss %.4f  ppl %.2f", loss, std::exp(loss)),
+                     o_.method.quantized() ? cat("  ", weights) : ""));
   evaluated_ = true;
 }
 
 // A signal came during the evaluation after the last save.
 bool TrainingRun::merged_evaluation_missing() const {
-  std::ifstream log(o_.out + "/log.jsonl");
-  if (!o_.method.quantized() || !log) return false;
-  for (std::string line; std::getline(log, line);)
-    if (line.find("\"weights\":\"merged\"") != std::string::npos) return false;
-  return true;
+  const std::string log = o_.out + "/log.jsonl";
+  return o_.method.quantized() && JsonlLog::exists(log) &&
+         !JsonlLog::holds(log, "\"weights\":\"merged\"");
 }
 
 // What a deployment in int8 or NF4 would be: the low-rank parts rounded into the weights. The run
@@ -294,7 +253,12 @@ void TrainingRun::evaluate_merged() {
   if (!o_.method.quantized() || !eval_loader_ || o_.eval_every == 0) return;
   merged_ = true;
   work_->model().merge_factors();
+  const double effective = loss_;
   evaluate("merged");
+  if (loss_ - effective > kMergeCosts)
+    console_->line(cat("warning: without its factors the model's loss is ",
+                       format("%.3f", loss_ - effective),
+                       " higher: the export has them merged, in ", "full precision"));
 }
 
 // A save that fails in the middle of a run must not end it: the older checkpoint is intact, the
@@ -335,9 +299,7 @@ int TrainingRun::finish(const std::string& reason, int exit_code) {
           {"category", "measured peak"},
           {"bytes", o_.device == "cuda" ? work_->peak_bytes() : peak_rss()}});
   record({{"kind", "end"}, {"step", step()}, {"reason", reason}, {"time", time()}});
-  if (!unlogged_.empty())
-    fail(cat(log_->path(), ": the last ", unlogged_.size(), " records could not be written"),
-         "the checkpoints are complete; free some space on the disk");
+  log_->require_written();
   console_->line(cat(reason, "; log ", log_->path(),
                      last_saved_.empty() ? "" : "; checkpoint " + last_saved_));
   return exit_code;
@@ -389,7 +351,8 @@ int TrainingRun::run() {
   prepare();
   const bool evaluates = eval_loader_ && o_.eval_every > 0;
   if (!saved_.is_null() && get<int64_t>(saved_, "step", checkpoint_) >= o_.steps &&
-      (!evaluates || (get<bool>(saved_, "evaluated", checkpoint_) && !merged_evaluation_missing()))) {
+      (!evaluates ||
+       (get<bool>(saved_, "evaluated", checkpoint_) && !merged_evaluation_missing()))) {
     std::cout << checkpoint_ << ": the run is finished at step " << o_.steps
               << "; a larger --steps continues it\n";
     if (!o_.is_given("--export")) return 0;
@@ -423,8 +386,7 @@ int TrainingRun::run() {
   }
   if (const int signal = stop_signal()) {
     save_the_end();
-    const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGHUP";
-    return finish(cat("interrupted by ", name), signal_exit_code(signal));
+    return finish(cat("interrupted by ", signal_name(signal)), signal_exit_code(signal));
   }
   return finish("done", 0);
 }

@@ -84,6 +84,7 @@ class PlainTraining final : public Work {
   LocalTrainer trainer_;
   int64_t tokens_ = 0;
   double average_seconds_ = 0;
+  int zero_norms_ = 0;  // steps in a row
 };
 
 }  // namespace loqal

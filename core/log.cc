@@ -122,6 +122,13 @@ void JsonlLog::write(const Json& record) {
   if (train) last_train_step_ = step;
 }
 
+bool JsonlLog::holds(const std::string& path, const std::string& text) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);)
+    if (line.find(text) != std::string::npos) return true;
+  return false;
+}
+
 double JsonlLog::time_at(const std::string& path, int64_t step) {
   std::ifstream in(path);
   double time = 0;

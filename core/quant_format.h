@@ -4,8 +4,8 @@
 //
 //   int8    int8 code [numel]          fp32 scale [blocks]              value = code * scale
 //   nf4     two codes a byte, the      uint8 absmax code [blocks]       value = nf4[code] * absmax
-//           first in the high nibble   fp32 absmax of these [groups]    absmax = map[c] * group + offset
-//                                      fp32 offset
+//           first in the high nibble   fp32 absmax of these [groups]    absmax = map[c] * group
+//                                      fp32 offset                              + offset
 //
 // Each part begins at a multiple of 64 bytes, but offset follows the group scales. A group is 256
 // blocks. NF4 is bitsandbytes' (Dettmers et al. 2023, QLoRA): 16 quantiles of a normal
@@ -63,7 +63,8 @@ struct QTensor {
   /// F32 [1, n] of which every value is a linear function: times c, the whole matrix is times c.
   Tensor scales() const {
     const bool nf4 = format.kind == QuantFormat::Kind::nf4;
-    return {static_cast<char*>(data) + (nf4 ? format.group_scales_at(numel()) : format.scales_at(numel())),
+    return {static_cast<char*>(data) +
+                (nf4 ? format.group_scales_at(numel()) : format.scales_at(numel())),
             DType::F32, 1, nf4 ? format.groups(numel()) + 1 : format.blocks(numel())};
   }
 };

@@ -9,11 +9,16 @@ namespace loqal {
 namespace {
 
 constexpr std::pair<const char*, int64_t Counts::*> kCounts[] = {
-    {"documents", &Counts::documents}, {"empty", &Counts::empty},
-    {"changed", &Counts::changed},     {"cut", &Counts::cut},
-    {"bytes", &Counts::bytes},         {"encoded", &Counts::encoded},
-    {"text_tokens", &Counts::text_tokens}, {"unknown", &Counts::unknown},
-    {"separators", &Counts::separators},   {"padding", &Counts::padding},
+    {"documents", &Counts::documents},
+    {"empty", &Counts::empty},
+    {"changed", &Counts::changed},
+    {"cut", &Counts::cut},
+    {"bytes", &Counts::bytes},
+    {"encoded", &Counts::encoded},
+    {"text_tokens", &Counts::text_tokens},
+    {"unknown", &Counts::unknown},
+    {"separators", &Counts::separators},
+    {"padding", &Counts::padding},
 };
 
 }  // namespace

@@ -16,9 +16,9 @@ struct TokenizeOptions {
   ReadOptions read;
   std::string split = "file";  ///< as given, for the manifest
   int64_t shard_tokens = 100'000'000;
-  int row_length = 0;                 ///< of --pad-to: one document a row of so many tokens
-  int jobs = 1;                       ///< threads; the output does not depend on them
-  bool terminal = false;              ///< the log is one: progress is redrawn in place
+  int row_length = 0;     ///< of --pad-to: one document a row of so many tokens
+  int jobs = 1;           ///< threads; the output does not depend on them
+  bool terminal = false;  ///< the log is one: progress is redrawn in place
 };
 
 /// Writes PREFIX_000000.bin ... and PREFIX.json; progress and a summary go to `log`. Nothing of an

@@ -75,7 +75,6 @@ void load_model(const std::string& path, Model& model);
 /// another shape.
 void load_state_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 
-
 /// "bos_token_id" or "eos_token_id" of such a directory's config.json: none, one or several.
 std::vector<int> read_token_ids(const std::string& path, const char* key);
 

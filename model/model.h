@@ -88,7 +88,8 @@ class Model {
   ParamRule rule(int index) const {
     const Param& p = table_[index];
     // dB = s (G in the subspace), so that B's norm over s is that of the weight's gradient.
-    const bool projected = p.role == Role::factor && table_.plan().kind == MatrixPlan::Kind::projected;
+    const bool projected =
+        p.role == Role::factor && table_.plan().kind == MatrixPlan::Kind::projected;
     return {p.rate, p.decays(), probe_ && p.role == Role::factor,
             projected ? 1 / table_.plan().scale : 1};
   }
@@ -136,8 +137,8 @@ class Model {
   Tensor g_, dh_;                  // X[N,C]: gradient of the residual stream, and of h
   Tensor workspace_;               // F32, in scratch
   int64_t workspace_elements_ = 0;
-  Tensor logits_;                  // F32 [rows, V]: one chunk, in scratch
-  Run last_;                       // the last pass, for first_nonfinite()
+  Tensor logits_;  // F32 [rows, V]: one chunk, in scratch
+  Run last_;       // the last pass, for first_nonfinite()
 };
 
 }  // namespace loqal

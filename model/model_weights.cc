@@ -105,8 +105,8 @@ std::vector<float> Model::effective(int index) {
     return host;
   }
   const int64_t R = table_[index + 1].cols();
-  const Tensor w(workspace_.as<float>(), p.rows(), p.cols()), u(w.as<float>() + w.numel(), p.rows(), R),
-      d(u.as<float>() + u.numel(), R, p.cols());
+  const Tensor w(workspace_.as<float>(), p.rows(), p.cols()),
+      u(w.as<float>() + w.numel(), p.rows(), R), d(u.as<float>() + u.numel(), R, p.cols());
   effective(index, w, u, d);
   ops_.download(host.data(), w);
   return host;

@@ -62,7 +62,8 @@ void Refresh::update(int group, float* grads, double scale) {
 void Refresh::decay(int weight) {
   const auto left = float(optimizer_.decay());
   if (left == 1) return;
-  const Tensor w = model_.table()[weight].format ? model_.quantized(weight).scales() : model_.held(weight);
+  const Tensor w =
+      model_.table()[weight].format ? model_.quantized(weight).scales() : model_.held(weight);
   ops_.axpby(w, left, w, 0);
 }
 
@@ -133,10 +134,12 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
   if (renewed && config_.moments != RefreshMoments::keep) {
     basis_change(ops_, s, space.rotation, space.new_p, space.old_p);
     // All but w_ref and the bases is free now; the weight's room is at least that of B.
-    const auto like_b = [&](const Tensor& t) { return Tensor(t.as<float>(), s.b_rows(), s.b_cols()); };
-    optimizer_.change_basis(m.trained, s.side(), space.rotation, config_.moments,
-                            {like_b(space.scratch.w), space.scratch.b, space.scratch.x,
-                             space.scratch.square});
+    const auto like_b = [&](const Tensor& t) {
+      return Tensor(t.as<float>(), s.b_rows(), s.b_cols());
+    };
+    optimizer_.change_basis(
+        m.trained, s.side(), space.rotation, config_.moments,
+        {like_b(space.scratch.w), space.scratch.b, space.scratch.x, space.scratch.square});
   }
   if (!basis.kept) {  // else what is held stays, without a rounding
     ops_.axpby(space.new_p, float(scale), space.new_p, 0);
@@ -152,9 +155,8 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
     // the run alone.
     const QTensor& q = space.scratch.q;
     ops_.fill(Tensor(static_cast<float*>(q.data), 1, q.bytes() / 4), 0);
-    record.error =
-        compensate(ops_, model_.quantized(m.weight), space.w_ref, both(space.new_p),
-                   int(config_.compensate), rounder, space.scratch);
+    record.error = compensate(ops_, model_.quantized(m.weight), space.w_ref, both(space.new_p),
+                              int(config_.compensate), rounder, space.scratch);
   }
   model_.write(m.trained, space.b);
   records_.push_back(record);

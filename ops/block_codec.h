@@ -69,9 +69,8 @@ struct Nf4 {
 constexpr Nf4 make_nf4() {
   Nf4 t = {{-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
             -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-            0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
-            0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f,
-            1.0f},
+            0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+            0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f},
            {}};
   for (int i = 0; i < 15; i++)
     t.threshold[i] = float((double(t.value[i]) + double(t.value[i + 1])) / 2);
@@ -115,8 +114,8 @@ LOQAL_HD inline float decoded_absmax(float map_value, float group_scale, float o
   return map_value * group_scale + offset;
 }
 /// The nearest code; of a block that is not zero, the nearest whose absmax is positive: where the
-/// scales of blocks vary a lot, the error of `absmax - offset` may exceed absmax; a negative one would
-/// flip the signs of the block. At the code of 0 it is the offset, the mean of them all.
+/// scales of blocks vary a lot, the error of `absmax - offset` may exceed absmax; a negative one
+/// would flip the signs of the block. At the code of 0 it is the offset, the mean of them all.
 LOQAL_HD inline int absmax_code(const float* value, float absmax, float group_scale, float offset) {
   int code = dynamic_code(value, (absmax - offset) * inverse(group_scale));
   while (absmax > 0 && code < 255 && decoded_absmax(value[code], group_scale, offset) <= 0) code++;

@@ -1,46 +1,10 @@
-// Memory accounting and the argument checks of every operation, shared by all devices.
+// The argument checks of every operation, and its entry in the profile, shared by all devices.
 #include "ops/ops.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace loqal {
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(ops_, other.ops_);
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(category_, other.category_);
-  return *this;
-}
-
-Buffer::~Buffer() {
-  if (ops_) ops_->release(data_, bytes_, category_);
-}
-
-Buffer Ops::alloc(int64_t bytes, const std::string& category) {
-  LOQAL_ASSERT(bytes >= 0, category, ": ", bytes, " bytes");
-  void* data = dry_ || bytes == 0 ? nullptr : do_alloc(bytes);
-  if (!dry_ && bytes > 0 && !data) {
-    std::string table;
-    for (const auto& [name, held] : memory_) table += cat("\n    ", name, ": ", held >> 20, " MiB");
-    fail(
-        cat("out of memory: ", category, " needs ", (bytes >> 20) + 1, " MiB; held so far:", table),
-        "reduce --batch-size or --seq-len, or use --recompute block; --dry-run prints the whole "
-        "table");
-  }
-  memory_[category] += bytes;
-  current_ += bytes;
-  peak_ = std::max(peak_, current_);
-  return {this, data, bytes, category};
-}
-
-void Ops::release(void* data, int64_t bytes, const std::string& category) {
-  if (data) do_free(data, bytes);
-  memory_[category] -= bytes;
-  current_ -= bytes;
-}
 
 namespace {
 
@@ -383,10 +347,9 @@ void Ops::adamw(const Tensor& p, const Tensor& copy, const Tensor& g, const Tens
   const auto half = [&](const Tensor& t) {
     return t.dtype == DType::BF16 && same_shape(t, p) && t.contiguous();
   };
-  require(
-      (flat(p) ? absent_or(half(copy), copy) : half(p) && !copy) && flat(g) && flat(m) && flat(v) &&
-          args.step >= 1,
-      "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
+  require((flat(p) ? absent_or(half(copy), copy) : half(p) && !copy) && flat(g) && flat(m) &&
+              flat(v) && args.step >= 1,
+          "adamw", "shapes and types", {{"p", p}, {"copy", copy}, {"g", g}, {"m", m}, {"v", v}});
   const Timed timed(*this, "adamw", 0, {p, p, m, m, v, v, g, copy});
   do_adamw(p, copy, g, m, v, args);
 }
@@ -404,8 +367,13 @@ void Ops::adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g, const 
                                                : like_p(p, DType::BF16) && !copy;
   require(parameter && like_p(g, DType::F32) && moment(m) && moment(v) && args.step >= 1,
           "adamw8bit", "shapes and types",
-          {{"p", p}, {"copy", copy}, {"g", g}, {"m", m.codes}, {"v", v.codes},
-           {"m's absmax", m.absmax}, {"v's absmax", v.absmax}});
+          {{"p", p},
+           {"copy", copy},
+           {"g", g},
+           {"m", m.codes},
+           {"v", v.codes},
+           {"m's absmax", m.absmax},
+           {"v's absmax", v.absmax}});
   const Timed timed(*this, "adamw8bit", 0, {p, p, m.codes, m.codes, v.codes, v.codes, g, copy});
   do_adamw8bit(p, copy, g, m, v, args);
 }

@@ -106,9 +106,9 @@ class Ops {
   void download(void* host, const Tensor& src);      ///< waits until the data is there
 
   // ---- whole tensors ----------------------------------------------------------------------
-  void fill(const Tensor& y, float value);      ///< y = value
-  void copy(const Tensor& y, const Tensor& x);  ///< y = x, converting between F32 and BF16
-  double sum_squares(const Tensor& x);          ///< sum of x^2 (F32), fixed order, in double
+  void fill(const Tensor& y, float value);       ///< y = value
+  void copy(const Tensor& y, const Tensor& x);   ///< y = x, converting between F32 and BF16
+  double sum_squares(const Tensor& x);           ///< sum of x^2 (F32), fixed order, in double
   double dot(const Tensor& x, const Tensor& y);  ///< sum of x y, likewise
   /// y = a x + b y, F32, contiguous. b 0: y is not read. x may be y.
   void axpby(const Tensor& y, float a, const Tensor& x, float b);
@@ -116,11 +116,13 @@ class Ops {
   // ---- quantization (core/quant_format.h has the layout) -----------------------------------
   /// q = x F32 or BF16 [like q], contiguous. The bytes depend on x, the format and the stream
   /// alone: they are the same on all devices. Element i takes half(i) of `stream` if rounding is
-  /// stochastic: then the mean of an int8 value is the value (nf4 rounds absmax to the nearest, which
-  /// shifts the mean of its block), except that one within 2^-12 of a step from
-  /// the grid goes to it, so that quantizing what dequantize() gave (in F32) changes no code.
-  ///   int8  scale = absmax / 127, down to 17 bits: code * scale and absmax are exact in fp32, and so
-  ///         requantizing changes no byte; code = x / scale, ties to even, at most 127 in magnitude.
+  /// stochastic: then the mean of an int8 value is the value (nf4 rounds absmax to the nearest,
+  /// which shifts the mean of its block), except that one within 2^-12 of a step from the grid goes
+  /// to it, so that quantizing what dequantize() gave (in F32) changes no code.
+  ///   int8  scale = absmax / 127, down to 17 bits: code * scale and absmax are exact in fp32, and
+  ///   so
+  ///         requantizing changes no byte; code = x / scale, ties to even, at most 127 in
+  ///         magnitude.
   ///   nf4   the nearest code for x / absmax, ties to the lower one.
   /// A block whose scale (nf4: absmax) would be below 2^-126 is zero. One with a value that is not
   /// finite becomes NaN, and with it in nf4, whose scales have a mean in common, the whole matrix:

@@ -83,7 +83,8 @@ double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors
   double best = without;
   QTensor trial = scratch.q, kept = q;
   for (int i = 0; i < iterations; i++) {
-    // d = w_ref - dq(Q) of the Q at hand, that of `kept` at first, then of `trial`; b = s B, x = -b.
+    // d = w_ref - dq(Q) of the Q at hand, that of `kept` at first, then of `trial`; b = s B, x =
+    // -b.
     project(ops, x, fresh, d);
     if (left(fresh)) ops.matmul(b, x, inverse);
     else ops.matmul(b, inverse, x);

@@ -1,9 +1,9 @@
 // Merging a low-rank update into a quantized weight, in two halves, because the new subspace is
 // found between them: requantize() needs the old factors, compensate() the new ones.
 //
-// What does not survive quantization is lost unless the new factor holds it: compensate() alternates
-// between Q = q(W_ref - s B P) and B = P^+ (W_ref - dq(Q)) / s, the form of the released code (the
-// paper's own Algorithm 2 oscillates), and keeps the best pair.
+// What does not survive quantization is lost unless the new factor holds it: compensate()
+// alternates between Q = q(W_ref - s B P) and B = P^+ (W_ref - dq(Q)) / s, the form of the released
+// code (the paper's own Algorithm 2 oscillates), and keeps the best pair.
 #pragma once
 #include "core/quant_format.h"
 #include "quant/subspace.h"

@@ -1,9 +1,9 @@
 #include "quant/subspace.h"
 
-#include <eigen3/Eigen/Cholesky>
-#include <eigen3/Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <eigen3/Eigen/Cholesky>
+#include <eigen3/Eigen/Eigenvalues>
 #include <optional>
 
 namespace loqal {
@@ -58,9 +58,9 @@ bool orthonormalize(Matrix& u) {
 }
 
 struct Directions {
-  Matrix u;                ///< [n, count] leading left singular vectors; orthonormal
+  Matrix u;                 ///< [n, count] leading left singular vectors; orthonormal
   Eigen::VectorXd squares;  ///< all squared singular values, falling
-  int64_t rank = 0;        ///< columns of u that the matrix has; the others are arbitrary
+  int64_t rank = 0;         ///< columns of u that the matrix has; the others are arbitrary
 };
 
 // fp32 numbers hold no singular value below this share of the largest.
@@ -83,7 +83,8 @@ std::optional<Directions> leading(const Matrix& y, int64_t count, const PhiloxSt
   const Matrix vectors = eigen.eigenvectors().rowwise().reverse().leftCols(d.rank);
   d.u = Matrix::Zero(y.rows(), count);
   if (tall)
-    d.u.leftCols(d.rank) = y * vectors * d.squares.head(d.rank).cwiseSqrt().cwiseInverse().asDiagonal();
+    d.u.leftCols(d.rank) =
+        y * vectors * d.squares.head(d.rank).cwiseSqrt().cwiseInverse().asDiagonal();
   else d.u.leftCols(d.rank) = vectors;
   Matrix known = d.u.leftCols(d.rank);
   if (!orthonormalize(known)) return {};

@@ -51,8 +51,9 @@ struct BasisReport {
 };
 
 /// P (F32, contiguous) = the leading singular directions of G F32 [out, in], by an exact
-/// decomposition. A zero or non-finite G, or a failure of Eigen's, leaves P as it is, if it holds anything, or else takes an
-/// arbitrary basis from `completion`, which also completes one of lower rank than R.
+/// decomposition. A zero or non-finite G, or a failure of Eigen's, leaves P as it is, if it holds
+/// anything, or else takes an arbitrary basis from `completion`, which also completes one of lower
+/// rank than R.
 BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& G,
                       const PhiloxStream& completion);
 
@@ -63,9 +64,10 @@ BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const
 BasisReport sketch_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& Y,
                          const PhiloxStream& completion);
 
-/// Omega F32 [m, S]: the first `rank` columns are an orthonormal basis of the span of `moment` (F32,
-/// like B: Adam's first moment of it; empty or zero: random), the others N(0, 1/m) from `stream`.
-/// With such columns Y is one step of a subspace iteration that began where the last ones ended.
+/// Omega F32 [m, S]: the first `rank` columns are an orthonormal basis of the span of `moment`
+/// (F32, like B: Adam's first moment of it; empty or zero: random), the others N(0, 1/m) from
+/// `stream`. With such columns Y is one step of a subspace iteration that began where the last ones
+/// ended.
 void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const Tensor& moment,
                 const PhiloxStream& stream);
 

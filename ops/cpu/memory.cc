@@ -128,7 +128,9 @@ void CpuOps::do_axpby(const Tensor& y, float a, const Tensor& x, float b) {
   pool_.chunks(y.numel(), kTaskElements, [&](int64_t first, int64_t last) {
     float* to = y.as<float>() + first;
     const float* from = x.as<float>() + first;
-    if (b == 0) simd::map(last - first, [&](simd::vf xv) { return va * xv; }, to, from);
+    if (b == 0)
+      simd::map(
+          last - first, [&](simd::vf xv) { return va * xv; }, to, from);
     else
       simd::map(
           last - first, [&](simd::vf xv, simd::vf yv) { return va * xv + vb * yv; }, to, from, to);

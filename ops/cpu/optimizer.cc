@@ -64,13 +64,15 @@ void CpuOps::adamw(P* pp, int64_t count, const Tensor& copy, const Tensor& g, co
         last - first,
         [&](int64_t k) {
           const int64_t i = first + k;
-          element(i, [i](const auto* x) { return simd::load(x + i); },
-                  [i](auto* x, vf value) { simd::store(x + i, value); });
+          element(
+              i, [i](const auto* x) { return simd::load(x + i); },
+              [i](auto* x, vf value) { simd::store(x + i, value); });
         },
         [&](int64_t k, int n) {
           const int64_t i = first + k;
-          element(i, [i, n](const auto* x) { return simd::load_part(x + i, n); },
-                  [i, n](auto* x, vf value) { simd::store_part(x + i, value, n); });
+          element(
+              i, [i, n](const auto* x) { return simd::load_part(x + i, n); },
+              [i, n](auto* x, vf value) { simd::store_part(x + i, value, n); });
         });
   });
 }

@@ -18,8 +18,8 @@ struct Map {
     for (int i = 0; i < 255; i++) threshold[i] = (value.value[i] + value.value[i + 1]) * 0.5f;
     threshold[255] = INFINITY;
     for (uint32_t key = 0; key < base.size(); key++)
-      base[key] = codec::dynamic_code(value.value,
-                                      codec::float_of(key << 16 | (key >> 15 ? 0xFFFFu : 0u)));
+      base[key] =
+          codec::dynamic_code(value.value, codec::float_of(key << 16 | (key >> 15 ? 0xFFFFu : 0u)));
   }
   codec::DynamicMap value;
   float threshold[256];

@@ -29,8 +29,11 @@ const DynamicMap& signed_map() {
 template <class Byte>
 struct Layout {
   explicit Layout(const QTensor& q)
-      : numel(q.numel()), block(q.format.block), blocks(q.format.blocks(numel)),
-        groups(q.format.groups(numel)), codes(static_cast<Byte*>(q.data)),
+      : numel(q.numel()),
+        block(q.format.block),
+        blocks(q.format.blocks(numel)),
+        groups(q.format.groups(numel)),
+        codes(static_cast<Byte*>(q.data)),
         scales(codes + q.format.scales_at(numel)),
         group_scales(codes + (q.format.kind == QuantFormat::Kind::nf4
                                   ? q.format.group_scales_at(numel)
@@ -52,8 +55,8 @@ uint32_t load_block(float* to, const X* x, int64_t n) {
   return largest;
 }
 
-// half(i) of the stream for a block of elements from `first` on, a multiple of 8. Rounds outside and
-// Philox blocks inside, so that the compiler vectorizes it.
+// half(i) of the stream for a block of elements from `first` on, a multiple of 8. Rounds outside
+// and Philox blocks inside, so that the compiler vectorizes it.
 void random_halves(uint32_t* to, const PhiloxStream& stream, int64_t first) {
   constexpr int count = int(kLongest / 8);
   uint32_t a[count], b[count], c[count], d[count], k0 = stream.k0, k1 = stream.k1;
@@ -82,8 +85,7 @@ void int8_codes(int8_t* to, const float* x, int64_t n, float scale, const uint32
     std::memset(to, 0, size_t(n));
   } else if (random) {
     float rounded[kLongest];  // two loops: the compiler vectorizes each
-    for (int64_t i = 0; i < n; i++)
-      rounded[i] = codec::round_stochastic(x[i] * inverse, random[i]);
+    for (int64_t i = 0; i < n; i++) rounded[i] = codec::round_stochastic(x[i] * inverse, random[i]);
     for (int64_t i = 0; i < n; i++) to[i] = codec::int8_code(rounded[i]);
   } else {
     for (int64_t i = 0; i < n; i++) to[i] = codec::int8_code(std::rint(x[i] * inverse));
@@ -129,8 +131,7 @@ void quantize_absmax(const Layout<uint8_t>& q, const float* absmax) {
 
 float nf4_absmax(const Layout<const uint8_t>& q, int64_t b) {
   const auto* scales = reinterpret_cast<const float*>(q.group_scales);
-  return codec::decoded_absmax(signed_map().value[q.scales[b]], scales[b / 256],
-                               scales[q.groups]);
+  return codec::decoded_absmax(signed_map().value[q.scales[b]], scales[b / 256], scales[q.groups]);
 }
 
 template <class Y>
@@ -150,8 +151,8 @@ vf nf4_lanes(const uint8_t* codes) {
   typedef uint64_t Pairs __attribute__((vector_size(64)));
   uint64_t pair;
   std::memcpy(&pair, codes, sizeof pair);
-  const vu words = __builtin_shuffle(vu(Pairs{} + pair),
-                                     vu{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
+  const vu words =
+      __builtin_shuffle(vu(Pairs{} + pair), vu{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
   const vu code = words >> shift & 15;
   std::memcpy(&values, kNf4.value, sizeof values);
   return __builtin_shuffle(values, code);

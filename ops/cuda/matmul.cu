@@ -146,9 +146,9 @@ void CudaOps::run_matmul(const Tensor& d, const Tensor& a, const Tensor& b, cons
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(d));
     cublasLtMatmulHeuristicResult_t best = {};
     int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle_, product.get(), left.get(), right.get(), added.get(), result.get(),
-        preference.get(), 1, &best, &count);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, product.get(), left.get(), right.get(), added.get(),
+                                       result.get(), preference.get(), 1, &best, &count);
     const bool known = status == CUBLAS_STATUS_SUCCESS && count > 0;
     if (!known && !bias)
       fail(cat("cuBLASLt knows no way to multiply op(A) ", str(a), " and op(B) ", str(b), " into ",

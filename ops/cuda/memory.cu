@@ -89,10 +89,12 @@ CudaStatus cuda_status(int device) {
   if (cudaSetDevice(device) != cudaSuccess ||
       cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(fill_kernel<float, 1>)) !=
           cudaSuccess)
-    return {false, cat(properties.name, " has compute capability ", properties.major, ".",
-                       properties.minor, ", for which this program holds no code that its driver "
-                                         "takes (make CUDA_ARCH=", properties.major,
-                       properties.minor, "): ", cudaGetErrorString(cudaGetLastError()))};
+    return {
+        false,
+        cat(properties.name, " has compute capability ", properties.major, ".", properties.minor,
+            ", for which this program holds no code that its driver "
+            "takes (make CUDA_ARCH=",
+            properties.major, properties.minor, "): ", cudaGetErrorString(cudaGetLastError()))};
   return {true,
           cat(properties.name, ", compute capability ", properties.major, ".", properties.minor)};
 }

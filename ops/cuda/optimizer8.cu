@@ -24,8 +24,8 @@ __device__ float store_absmax(float* absmax, float x) {
 }
 
 template <class P>
-__global__ void adamw8bit_kernel(P* p, bf16_t* copy, const float* g, Codes m, Codes v, int64_t numel,
-                                 codec::AdamStep step, PhiloxStream rounding,
+__global__ void adamw8bit_kernel(P* p, bf16_t* copy, const float* g, Codes m, Codes v,
+                                 int64_t numel, codec::AdamStep step, PhiloxStream rounding,
                                  codec::DynamicMap m_map, codec::DynamicMap v_map) {
   __shared__ float m_value[256], v_value[256];
   const int t = int(threadIdx.x);
@@ -47,7 +47,8 @@ __global__ void adamw8bit_kernel(P* p, bf16_t* copy, const float* g, Codes m, Co
     }
     // The barriers in here also stand between the old scales' last use and their overwriting.
     __syncthreads();
-    const float m_inverse = store_absmax(m.absmax + b, mi), v_inverse = store_absmax(v.absmax + b, vi);
+    const float m_inverse = store_absmax(m.absmax + b, mi),
+                v_inverse = store_absmax(v.absmax + b, vi);
     if (i < numel) {
       m.codes[i] = uint8_t(codec::first_moment_code(m_value, mi, m_inverse));
       v.codes[i] = uint8_t(codec::second_moment_code(v_value, vi, v_inverse));
@@ -70,9 +71,9 @@ void CudaOps::do_adamw8bit(const Tensor& p, const Tensor& copy, const Tensor& g,
   };
   dispatch(p, [&](auto type) {
     using P = decltype(type);
-    launch(adamw8bit_kernel<P>, unsigned(std::min(most, blocks)), kBlock, 0, stream(), pointer<P>(p),
-           pointer<bf16_t>(copy), pointer<const float>(g), codes(m), codes(v), p.numel(),
-           codec::adam_step(args), args.rounding, codec::make_dynamic_map(true),
+    launch(adamw8bit_kernel<P>, unsigned(std::min(most, blocks)), kBlock, 0, stream(),
+           pointer<P>(p), pointer<bf16_t>(copy), pointer<const float>(g), codes(m), codes(v),
+           p.numel(), codec::adam_step(args), args.rounding, codec::make_dynamic_map(true),
            codec::make_dynamic_map(false));
   });
 }

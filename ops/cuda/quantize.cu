@@ -45,8 +45,7 @@ __global__ void int8_kernel(int8_t* codes, float* scales, const X* x, Source s) 
   if (lane == 0) scales[b] = scale;
   for (int64_t i = b * s.block + lane; i < s.end_of(b); i += 32) {
     const float t = inverse == 0 ? 0.0f : to_float(x[i]) * inverse;
-    codes[i] =
-        codec::int8_code(s.stochastic ? codec::round_stochastic(t, s.random(i)) : rintf(t));
+    codes[i] = codec::int8_code(s.stochastic ? codec::round_stochastic(t, s.random(i)) : rintf(t));
   }
 }
 
@@ -65,7 +64,8 @@ __global__ void nf4_kernel(uint8_t* codes, float* absmax, const X* x, Source s, 
     int code = 7;
     if (i < s.numel && inverse != 0) {
       const float t = to_float(x[i]) * inverse;
-      code = s.stochastic ? codec::nf4_stochastic(table, t, s.random(i)) : codec::nf4_code(table, t);
+      code =
+          s.stochastic ? codec::nf4_stochastic(table, t, s.random(i)) : codec::nf4_code(table, t);
     }
     pair = pair << 4 | code;
   }
@@ -74,7 +74,8 @@ __global__ void nf4_kernel(uint8_t* codes, float* absmax, const X* x, Source s, 
 
 constexpr int kGroup = int(QuantFormat::kGroup);
 
-__global__ void group_sums_kernel(double* sums, const float* absmax, int64_t blocks, int64_t groups) {
+__global__ void group_sums_kernel(double* sums, const float* absmax, int64_t blocks,
+                                  int64_t groups) {
   const int64_t g = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (g >= groups) return;
   double sum = 0;
@@ -146,8 +147,11 @@ __global__ void nf4_values_kernel(Y* y, const uint8_t* codes, const uint8_t* abs
 /// The parts of a matrix in the device's memory.
 struct Parts {
   explicit Parts(const QTensor& q)
-      : numel(q.numel()), blocks(q.format.blocks(numel)), groups(q.format.groups(numel)),
-        codes(static_cast<uint8_t*>(q.data)), scales(codes + q.format.scales_at(numel)) {
+      : numel(q.numel()),
+        blocks(q.format.blocks(numel)),
+        groups(q.format.groups(numel)),
+        codes(static_cast<uint8_t*>(q.data)),
+        scales(codes + q.format.scales_at(numel)) {
     if (q.format.kind == QuantFormat::Kind::nf4)
       group_scales = reinterpret_cast<float*>(codes + q.format.group_scales_at(numel));
   }

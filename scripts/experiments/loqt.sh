@@ -7,8 +7,8 @@
 #   BUDGET=MINUTES     stop after so long   [none]; the same command goes on where it was
 #   EXPERIMENT=DIR     where everything goes   [experiments/loqt]
 #   STEPS, WIDTH, LAYERS, RANK, VOCAB          [2000, 256, 4, width / 4, 4096]
-#   SEEDS, SEEDS_ONE, METHODS     ["1 2 3" of full, int8 and svd, which is int8 with the exact decomposition in
-#                      place of the sketch, at int8's rate; "1" of the rest; all]
+#   SEEDS, SEEDS_ONE, METHODS     ["1 2 3" of full, galore, int8 and svd, which is int8 with the exact decomposition
+#                      in place of the sketch, at int8's rate; "1" of the rest; all]
 #   RATES              [2.5e-4 5e-4 1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2; one: no tuning]
 #   THREADS=N PRECISION=fp32|bf16   [0: all, bf16]
 set -euo pipefail
@@ -88,9 +88,12 @@ tune() {
 
 for method in "${methods[@]}"; do
   tune "$method"
-  case $method in full | int8 | svd) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac
+  case $method in full | galore | int8 | svd) chosen=("${seeds[@]}") ;; *) chosen=("${seeds_one[@]}") ;; esac
   for seed in "${chosen[@]}"; do
     one "$dir/runs/$method/$seed" "$method" "$seed" "$(cat "$dir/rate_$method")" "$steps"
   done
+done
+for method in "${methods[@]}"; do # the step times of the table: nothing else should run now
+  one "$dir/timing/$method" "$method" 1 "$(cat "$dir/rate_$method")" 60
 done
 scripts/experiments/loqt_table.py "$dir"

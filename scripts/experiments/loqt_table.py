@@ -5,7 +5,7 @@
 
 Final validation losses as mean over the seeds and half the width of their 95 % interval (Student's t), perplexity
 over that of the full method with the same seeds, weights and optimizer state from the log's memory records, median
-step time, share of the time in refresh steps. Below it the energy that the sketch's bases hold over that of the exact
+step time of the short runs in timing/, share of the time in refresh steps. Below it the energy that the sketch's bases hold over that of the exact
 decomposition's, median over the matrices, at the refresh nearest to 1,000 steps.
 """
 import argparse
@@ -87,12 +87,20 @@ def main():
         common = [loss_ - last(runs["full"][seed], "effective") for seed, loss_ in losses.items() if seed in runs["full"]]
         merged = [m for m in (last(r, "merged") for r in runs[method].values()) if m is not None]
         one = next(iter(runs[method].values()))
-        step, share = times(one)
+        _, share = times(one)
+        timing = read_run(os.path.join(args.directory, "timing", method))
+        step = f"{times(timing)[0]:.0f}" if timing else ""
         with open(os.path.join(args.directory, "rate_" + method), encoding="utf-8") as file:
             rate = file.read().strip()
         print(f"| {name} | {rate} | {len(losses)} | {loss:.4f}{'' if width is None else f' +- {width:.4f}'} | "
               f"{math.exp(loss):.2f} | {format(math.exp(mean(common)), '.3f') if common else ''} | "
-              f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(one):.1f} | {step:.0f} | {share:.1%} |")
+              f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(one):.1f} | {step} | {share:.1%} |")
+    apart = [last(runs["int8"][s], "effective") - last(runs["galore"][s], "effective")
+             for s in sorted(runs["int8"].keys() & runs["galore"].keys())]
+    if apart:
+        width = half_width(apart)
+        print(f"\nloss of LoQT int8 - GaLore, seed by seed: {', '.join(format(d, '+.4f') for d in apart)}; mean "
+              f"{mean(apart):+.4f}{'' if width is None else f' +- {width:.4f}'}")
     for seed in sorted(runs["int8"].keys() & runs["svd"].keys()):
         (step, sketch), (_, exact) = energies(runs["int8"][seed]), energies(runs["svd"][seed])
         ratio = statistics.median(sketch[layer] / exact[layer] for layer in sketch)

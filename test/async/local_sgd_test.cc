@@ -192,7 +192,8 @@ TEST_F(LocalSgdCli, OneWorkerAndOneStepIsPlainTraining) {
 
 // Delayed Nesterov on equal devices, each worker on its own data, is DiLoCo.
 TEST_F(LocalSgdCli, DelayedNesterovOnEqualDevicesIsDiLoCo) {
-  const std::string options = four_ + " --precision fp32 --val-data data_000001.bin --eval-every 24 --steps 240 ";
+  const std::string options =
+      four_ + " --precision fp32 --val-data data_000001.bin --eval-every 24 --steps 240 ";
   expect(options + "--sync --out sync", 0);
   expect(options + "--shard-sampling own --out dn", 0);
   const std::vector<Json> a = records("sync/log.jsonl", "eval"),

@@ -141,8 +141,7 @@ class ToyNetwork {
     double sum = 0;
     for (int c = 0; c < kToyClasses; c++) sum += std::exp(z[c] - most);
     const double nll = std::log(sum) - (z[y] - most);
-    for (int c = 0; c < kToyClasses; c++)
-      z[c] = (std::exp(z[c] - most) / sum - double(c == y)) / n;
+    for (int c = 0; c < kToyClasses; c++) z[c] = (std::exp(z[c] - most) / sum - double(c == y)) / n;
     return nll;
   }
 

@@ -87,8 +87,8 @@ class Peak {
     const Tensor a(a_.data(), X_, n_, n_), b(b_.data(), X_, n_, n_), c(c_.data(), X_, n_, n_);
     double fastest = 1e30;
     for (int round = 0; round < 5; round++)
-      fastest = std::min(
-          fastest, seconds_of(ops_, [&] { ops_.matmul(c, a, b, {.transpose_b = true}); }));
+      fastest =
+          std::min(fastest, seconds_of(ops_, [&] { ops_.matmul(c, a, b, {.transpose_b = true}); }));
     return 2.0 * double(n_) * double(n_) * double(n_) / fastest;
   }
 

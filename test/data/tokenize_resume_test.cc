@@ -120,13 +120,14 @@ TEST_F(TokenizeResume, SignalsKeepWhatIsDone) {
   expect("--tokenizer gpt2 --out t a.txt", 0, {});
   const std::string old = read("t_000000.bin");
   // Enough work for minutes, so that the signal always meets it. (A background job of a shell
-  // ignores SIGINT, so `timeout` sends it; without --foreground it may come twice, which ends at once.)
+  // ignores SIGINT, so `timeout` sends it; without --foreground it may come twice, which ends at
+  // once.)
   std::string inputs;
   write("big.txt", std::string(1 << 20, 'x') + "\n");
   for (int i = 0; i < 3000; i++) inputs += " big.txt";
   for (const auto& [signal, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
     const TokenizeResult r = run("--tokenizer gpt2 --out t --split line" + inputs,
-                         cat("timeout --foreground --preserve-status -s ", signal, " 1.5"));
+                                 cat("timeout --foreground --preserve-status -s ", signal, " 1.5"));
     EXPECT_EQ(r.exit_code, code) << r.output.substr(0, 2000);
     EXPECT_NE(r.output.find("of 3000 inputs are done: the same command goes on"), std::string::npos)
         << r.output.substr(0, 2000);

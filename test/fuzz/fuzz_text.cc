@@ -1,5 +1,5 @@
-// libFuzzer: the readers of gzip, JSON lines and plain text. The first byte chooses the options, the
-// second cuts the limit of a document; the rest is the file.
+// libFuzzer: the readers of gzip, JSON lines and plain text. The first byte chooses the options,
+// the second cuts the limit of a document; the rest is the file.
 #include <sys/mman.h>
 #include <unistd.h>
 

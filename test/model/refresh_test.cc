@@ -48,14 +48,19 @@ TEST(LoqtIdentities, WithoutQuantizationItIsGaLoreBetweenRefreshes) {
 TEST(LoqtIdentities, ARefreshLeavesTheEffectiveWeights) {
   const ModelConfig config = small_config(Arch::llama, false);
   for (const QuantFormat& format : {QuantFormat{}, kInt8, kNf4})
-    for (const auto& [per_layer, X] : {std::pair(false, DType::F32), std::pair(true, DType::F32), std::pair(false, DType::BF16)}) {
+    for (const auto& [per_layer, X] : {std::pair(false, DType::F32), std::pair(true, DType::F32),
+                                       std::pair(false, DType::BF16)}) {
       LoQT loqt(config, {.format = format, .steps = {0, 4}, .per_layer = per_layer, .X = X});
       for (int i = 0; i < 4; i++) loqt.step();
       loqt.refresh.take_records();
       const std::vector<float> before = loqt.effective();
       const double loss = loqt.batch.evaluate(loqt.model);
       loqt.step(1, 0.0);  // dense tensors rest
-      EXPECT_NEAR(loqt.batch.evaluate(loqt.model), loss, (format ? 0.02 : X == DType::BF16 ? 2e-3 : 1e-5) * loss);
+      EXPECT_NEAR(loqt.batch.evaluate(loqt.model), loss,
+                  (format             ? 0.02
+                   : X == DType::BF16 ? 2e-3
+                                      : 1e-5) *
+                      loss);
       const std::vector<MergeRecord> records = loqt.refresh.take_records();
       ASSERT_EQ(records.size(), 14u) << "7 matrices of 2 layers";
       double largest = 0;

@@ -135,12 +135,16 @@ TEST_P(Sketch, HoldsTheGradientsEnergyAfterThousandSteps) {
   EXPECT_GE(median(shares), 0.97);
   EXPECT_LT(median(shares), 1 - 1e-6) << "it is a sketch";
   EXPECT_LT(median(off), 0.05) << "the log's estimate";
-  std::printf("%s: energy of the sketch / of the SVD: median %.4f, least %.4f; estimate off by %.4f\n",
-              bf16 ? "bf16" : "fp32", median(shares), *std::min_element(shares.begin(), shares.end()), median(off));
+  std::printf(
+      "%s: energy of the sketch / of the SVD: median %.4f, least %.4f; estimate off by %.4f\n",
+      bf16 ? "bf16" : "fp32", median(shares), *std::min_element(shares.begin(), shares.end()),
+      median(off));
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, Sketch, testing::Values(DType::F32, DType::BF16),
-                         [](const auto& info) { return std::string(info.param == DType::F32 ? "fp32" : "bf16"); });
+                         [](const auto& info) {
+                           return std::string(info.param == DType::F32 ? "fp32" : "bf16");
+                         });
 
 // Of the process, from one call of this to the next, in KiB; 0: not measured here.
 int64_t peak_since_last_time() {
@@ -160,7 +164,8 @@ TEST(RefreshStep, PeakMemoryIsThatOfAUsualStep) {
   ModelConfig config = small_config(Arch::llama, false);
   config.L = 6, config.C = 320, config.NH = config.NKV = 5, config.HS = 64, config.F = 864;
   config.V = 1024, config.T = 128;
-  LoQT loqt(config, {.rank = 80, .format = {QuantFormat::Kind::int8, 128}, .steps = {2}, .exact = false});
+  LoQT loqt(config,
+            {.rank = 80, .format = {QuantFormat::Kind::int8, 128}, .steps = {2}, .exact = false});
   peak_since_last_time();
   loqt.step(), loqt.step();
   const int64_t usual = peak_since_last_time();

@@ -33,9 +33,8 @@ void check(Ops& ops, DType X, const Case& k, const Ids& ids, bool gradients, boo
 }
 
 TEST_P(LossTest, ForwardAndGradients) {
-  const Case cases[] = {{1, 1, 3, 1},     {5, 5, 3, 2},      {7, 33, 61, 7},
-                        {65, 33, 61, 16}, {66, 20, 61, 100}, {9, 33, 1000, 4},
-                        {3, 8, 3001, 2},  {3, 8, 8209, 3}};
+  const Case cases[] = {{1, 1, 3, 1},      {5, 5, 3, 2},     {7, 33, 61, 7},  {65, 33, 61, 16},
+                        {66, 20, 61, 100}, {9, 33, 1000, 4}, {3, 8, 3001, 2}, {3, 8, 8209, 3}};
   for (const Case& k : cases)
     for (int flags = 0; flags < 4; flags++)
       check(ops, X, k, random_ids(k.N, k.V, 4, true), flags & 1, flags == 3, 1);

@@ -9,9 +9,8 @@ LOQAL_OP_TESTS(NormTest);
 constexpr float kEps = 1e-5f;
 
 // Rows x columns: one row, ragged rows, widths around every vector length.
-const std::pair<int64_t, int64_t> kSizes[] = {{1, 1},   {3, 5},    {7, 33},
-                                              {65, 16}, {130, 20}, {9, 768},
-                                              {2100, 12}};
+const std::pair<int64_t, int64_t> kSizes[] = {{1, 1},    {3, 5},   {7, 33},   {65, 16},
+                                              {130, 20}, {9, 768}, {2100, 12}};
 
 TEST_P(NormTest, LayerNormForward) {
   for (const auto& [N, C] : kSizes) {

@@ -11,7 +11,9 @@ namespace {
 class State {
  public:
   State(Ops& ops, bool is_signed, int64_t rows, int64_t cols)
-      : ops_(ops), map_(dynamic_map(is_signed)), codes_(ops.alloc(rows * cols, "test")),
+      : ops_(ops),
+        map_(dynamic_map(is_signed)),
+        codes_(ops.alloc(rows * cols, "test")),
         absmax_(ops.alloc((rows * cols + 255) / 256 * 4, "test")) {
     moment = {{codes_.data(), DType::U8, rows, cols},
               {absmax_.as<float>(), 1, (rows * cols + 255) / 256}};

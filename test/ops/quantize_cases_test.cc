@@ -36,11 +36,10 @@ TEST_P(QuantizeCasesTest, EveryBlockIsWithinItsBound) {
         for (int64_t i = 0; i < rows * cols; i++) {
           const int64_t b = i / format.block;
           const double absmax = absmax_of(x, b * format.block, format.block);
-          const double bound =
-              format.kind == Kind::int8
-                  ? absmax / 254
-                  : absmax * (1 - 0.6961928) / 2 +
-                        double(f.scales[size_t(b / 256)]) * 0.9 / 64 * (outlier ? 1 : 0.5);
+          const double bound = format.kind == Kind::int8 ? absmax / 254
+                                                         : absmax * (1 - 0.6961928) / 2 +
+                                                               double(f.scales[size_t(b / 256)]) *
+                                                                   0.9 / 64 * (outlier ? 1 : 0.5);
           ASSERT_LE(std::abs(y.v[size_t(i)] - x.v[size_t(i)]), 1.0001 * bound) << i;
         }
       }
@@ -49,11 +48,22 @@ TEST_P(QuantizeCasesTest, EveryBlockIsWithinItsBound) {
 // spec/loqt.md, section 2, once more: NF4 of x (1 / absmax), and absmax less the mean of them all
 // in blocks of 256 with the signed dynamic map. All bytes.
 TEST_P(QuantizeCasesTest, Nf4WithItsSecondQuantization) {
-  const std::vector<double> grid = {
-      -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-      -0.18477343022823334, -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725,
-      0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-      0.7229568362236023, 1};
+  const std::vector<double> grid = {-1,
+                                    -0.6961928009986877,
+                                    -0.5250730514526367,
+                                    -0.39491748809814453,
+                                    -0.28444138169288635,
+                                    -0.18477343022823334,
+                                    -0.09105003625154495,
+                                    0,
+                                    0.07958029955625534,
+                                    0.16093020141124725,
+                                    0.24611230194568634,
+                                    0.33791524171829224,
+                                    0.44070982933044434,
+                                    0.5626170039176941,
+                                    0.7229568362236023,
+                                    1};
   const std::vector<double> map = dynamic_map(true);
   for (const auto& [rows, cols] : kShapes) {
     SCOPED_TRACE(cat(rows, "x", cols));

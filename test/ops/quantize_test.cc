@@ -11,7 +11,8 @@ TEST_P(QuantizeTest, ErrorOfNormalNumbers) {
   if (X == DType::BF16) GTEST_SKIP() << "the table is for fp32";
   const Mat<double> x = round_to(DType::F32, normal(384, 512, 11));
   const auto expect = [&](const QuantFormat& f, Rounding rounding, double want) {
-    EXPECT_NEAR(relative_error(there_and_back(ops, f, DType::F32, x, rounding), x), want, 0.02 * want)
+    EXPECT_NEAR(relative_error(there_and_back(ops, f, DType::F32, x, rounding), x), want,
+                0.02 * want)
         << name(f);
   };
   expect(kNf4, Rounding::nearest, 0.0920);
@@ -23,14 +24,25 @@ TEST_P(QuantizeTest, ErrorOfNormalNumbers) {
 
 // The sixteen values and fifteen thresholds; a tie goes to the lower code.
 TEST_P(QuantizeTest, Nf4CodesAndThresholds) {
-  const double value[] = {-1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-                          -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0,
-                          0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
-                          0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-                          0.7229568362236023, 1};
-  const double threshold[] = {-0.8480964, -0.61063292, -0.45999527, -0.33967943, -0.23460741,
-                              -0.13791173, -0.045525018, 0.03979015, 0.12025525, 0.20352125,
-                              0.29201377, 0.38931254, 0.50166342, 0.64278692, 0.86147842};
+  const double value[] = {-1,
+                          -0.6961928009986877,
+                          -0.5250730514526367,
+                          -0.39491748809814453,
+                          -0.28444138169288635,
+                          -0.18477343022823334,
+                          -0.09105003625154495,
+                          0,
+                          0.07958029955625534,
+                          0.16093020141124725,
+                          0.24611230194568634,
+                          0.33791524171829224,
+                          0.44070982933044434,
+                          0.5626170039176941,
+                          0.7229568362236023,
+                          1};
+  const double threshold[] = {-0.8480964,  -0.61063292,  -0.45999527, -0.33967943, -0.23460741,
+                              -0.13791173, -0.045525018, 0.03979015,  0.12025525,  0.20352125,
+                              0.29201377,  0.38931254,   0.50166342,  0.64278692,  0.86147842};
   Mat<double> x(1, 16 + 2 * 15);
   for (int64_t i = 0; i < 16; i++) x(0, i) = value[i];
   for (int64_t i = 0; i < 15; i++) {
@@ -55,8 +67,8 @@ TEST_P(QuantizeTest, BytesPerParameter) {
   EXPECT_NEAR(double(kInt8.bytes(4096 * 4096)) / (4096.0 * 4096), 1.03125, 1e-5);
 }
 
-// Every int8 code is the nearest integer (to 1e-4 of a step, about a tie) of x / scale, and the scale
-// is absmax / 127 to 17 bits.
+// Every int8 code is the nearest integer (to 1e-4 of a step, about a tie) of x / scale, and the
+// scale is absmax / 127 to 17 bits.
 TEST_P(QuantizeTest, Int8CodesInDouble) {
   for (const int64_t block : {64, 128, 256}) {
     const Mat<double> x = round_to(X, normal(7, 91, 5));  // a ragged end
@@ -99,8 +111,7 @@ TEST_P(QuantizeTest, RequantizingIsExact) {
       const Mat<double> y = there_and_back(ops, format, DType::F32, normal(37, 101, 9), rounding);
       const Fields f = quantized(ops, format, DType::F32, y, rounding);
       const Mat<double> z = there_and_back(ops, format, DType::F32, y, rounding);
-      EXPECT_TRUE(f.codes ==
-                  quantized(ops, format, DType::F32, z, rounding).codes);
+      EXPECT_TRUE(f.codes == quantized(ops, format, DType::F32, z, rounding).codes);
       if (format.kind == Kind::int8) expect_equal(z, y, "values");
       else EXPECT_LT(relative_error(z, y), 2e-2);  // scales of scales move, codes do not
     }
@@ -138,7 +149,7 @@ TEST_P(QuantizeTest, ZeroOutlierTailsDenormals) {
     outlier(1, 17) = 1000;
     const Mat<double> y = there_and_back(ops, format, DType::F32, outlier);
     EXPECT_NEAR(y(1, 17), 1000, format.kind == Kind::nf4 ? 20 : 0.02);
-    EXPECT_EQ(y(1, 18), 0);  // of its block: below half a step
+    EXPECT_EQ(y(1, 18), 0);         // of its block: below half a step
     const double last = y(3, 255);  // of a block without it (nf4: scales share a mean)
     if (format.kind == Kind::int8) {
       EXPECT_NEAR(last, outlier(3, 255), 2e-5);
@@ -192,8 +203,7 @@ TEST_P(QuantizeTest, NotFiniteIsNotHidden) {
         const Mat<double> y = there_and_back(ops, format, DType::F32, x, rounding);
         const int64_t at = 2 * 256 + 100, first = at / format.block * format.block;
         for (int64_t i = 0; i < 4 * 256; i++) {
-          const bool lost =
-              format.kind == Kind::nf4 || (i >= first && i < first + format.block);
+          const bool lost = format.kind == Kind::nf4 || (i >= first && i < first + format.block);
           EXPECT_EQ(std::isnan(y.v[size_t(i)]), lost) << name(format) << " " << i;
         }
       }

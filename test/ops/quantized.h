@@ -69,7 +69,7 @@ struct Fields {
 };
 
 inline Fields quantized(Ops& ops, const QuantFormat& format, DType type, const Mat<double>& x,
-                 Rounding rounding) {
+                        Rounding rounding) {
   Array a(ops, type, x);
   Quantized q(ops, format, x.rows, x.cols);
   ops.quantize(q.q, a.in(), rounding, kStream);

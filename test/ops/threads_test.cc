@@ -54,8 +54,7 @@ Images attention_images(Ops& ops, DType X, const AttentionShape& s) {
   Array last(ops, X, 5, Q);  // the first sequence's
   ops.attention_cached(last.out(), q.in().row_slice(s.T - 5, 5), k.in().row_slice(0, s.T),
                        v.in().row_slice(0, s.T), s.HS);
-  return {q.bytes(),  out.bytes(), lse.bytes(), dq.bytes(),
-          dk.bytes(), dv.bytes(),  last.bytes()};
+  return {q.bytes(), out.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes(), last.bytes()};
 }
 
 Images activation_images(Ops& ops, DType X) {

@@ -7,7 +7,8 @@ namespace {
 
 // One trainable matrix.
 struct One {
-  One(int64_t rows, int64_t cols, int bits) : ops(shared_ops(0)), p(ops, DType::F32, normal(rows, cols, 1)) {
+  One(int64_t rows, int64_t cols, int bits)
+      : ops(shared_ops(0)), p(ops, DType::F32, normal(rows, cols, 1)) {
     table.add("w", {rows, cols}, 0, Role::matrix);
     table.commit();
     optimizer = std::make_unique<AdamW>(
@@ -65,8 +66,10 @@ Mat<double> along(Side side, const Mat<double>& x, const Mat<double>& Q) {
 
 struct Scratch {
   Scratch(Ops& ops, int64_t rows, int64_t cols, int64_t R)
-      : m(ops, DType::F32, rows, cols), v(ops, DType::F32, rows, cols),
-        turned(ops, DType::F32, rows, cols), square(ops, DType::F32, R, R),
+      : m(ops, DType::F32, rows, cols),
+        v(ops, DType::F32, rows, cols),
+        turned(ops, DType::F32, rows, cols),
+        square(ops, DType::F32, R, R),
         tensors{m.out(), v.out(), turned.out(), square.out()} {}
   Array m, v, turned, square;
   BasisScratch tensors;
@@ -128,11 +131,13 @@ TEST(ChangeBasis, IdentityKeepsAndResetClears) {
     Array rotation(one.ops, DType::F32, identity);
     const Scratch scratch(one.ops, 128, 40, 40);
     one.optimizer->change_basis(0, Side::left, rotation.in(), RefreshMoments::keep, {});
-    one.optimizer->change_basis(0, Side::left, rotation.in(), RefreshMoments::rotate, scratch.tensors);
+    one.optimizer->change_basis(0, Side::left, rotation.in(), RefreshMoments::rotate,
+                                scratch.tensors);
     one.optimizer->first_moment(after.out(), 0);
     for (size_t i = 0; i < before.after().v.size(); i++)
-      ASSERT_NEAR(after.after().v[i], before.after().v[i],
-                  bits == 8 ? 0.0071 : 1e-6);  // half a step of the map, of a block's absmax below 1
+      ASSERT_NEAR(
+          after.after().v[i], before.after().v[i],
+          bits == 8 ? 0.0071 : 1e-6);  // half a step of the map, of a block's absmax below 1
     const Mat<double> v1 = one.moment(true);
     for (size_t i = 0; i < v.v.size(); i++)
       ASSERT_NEAR(v1.v[i], v.v[i], bits == 8 ? half_step(v, true) : 1e-6);

@@ -17,7 +17,9 @@ struct Settings {
 
 struct Task {
   Task(Ops& ops_, int64_t rows, int64_t cols, const Settings& setup)
-      : ops(ops_), target(normal(rows, cols, 2)), w(ops, DType::F32, normal(rows, cols, 1)),
+      : ops(ops_),
+        target(normal(rows, cols, 2)),
+        w(ops, DType::F32, normal(rows, cols, 1)),
         copy(ops, DType::BF16, rows, cols) {
     table.add("w", {rows, cols}, 0, Role::matrix);
     table.add("n", {cols}, 0, Role::norm);
@@ -26,11 +28,10 @@ struct Task {
     gradient = ops.alloc(table.elements() * 4, "test");
     optimizer = std::make_unique<GaLore>(
         ops,
-        ParamAccess{&table,
-                    [this, cols](int i) {
-                      return i == 0 ? w.out() : Tensor(vector.as<float>(), 1, cols);
-                    },
-                    [this](int i) { return i == 0 ? copy.out() : Tensor(); }},
+        ParamAccess{
+            &table,
+            [this, cols](int i) { return i == 0 ? w.out() : Tensor(vector.as<float>(), 1, cols); },
+            [this](int i) { return i == 0 ? copy.out() : Tensor(); }},
         GaLoreConfig{.adam = {.eps = 1e-8, .weight_decay = setup.decay, .bits = setup.bits},
                      .rank = setup.rank,
                      .scale = kScale,
@@ -138,8 +139,7 @@ TEST(GaLore, DecayClippingAndTheCopyInDouble) {
         for (int64_t r = 0; r < 8; r++) {
           const auto at = [&](int64_t j) { return size_t(left ? i * cols + j : j * cols + i); };
           double g = 0, step = 0;
-          for (int64_t j = 0; j < n; j++)
-            g += (before.v[at(j)] - task.target.v[at(j)]) * P(r, j);
+          for (int64_t j = 0; j < n; j++) g += (before.v[at(j)] - task.target.v[at(j)]) * P(r, j);
           ref_adamw(step, mo(i, r), vo(i, r), g, {1e-2, 0.9, 0.95, 1e-8, 0, clip}, t);
           for (int64_t j = 0; j < n; j++) W.v[at(j)] += kScale * step * P(r, j);
         }

@@ -141,9 +141,9 @@ TEST_P(GradSinks, AccumulationEqualsTheBigBatch) {
       EXPECT_NEAR(found.grad_norm, expected.grad_norm, 1e-5 * expected.grad_norm);
     }
     whole.for_each([&](int i) {
-      EXPECT_LE(relative(parts.host(parts.model.parameter(i)),
-                               whole.host(whole.model.parameter(i))),
-                1e-5)
+      EXPECT_LE(
+          relative(parts.host(parts.model.parameter(i)), whole.host(whole.model.parameter(i))),
+          1e-5)
           << whole.model.table()[i].name << " B=" << B;
     });
   }

@@ -15,15 +15,21 @@ constexpr QuantFormat kNf4 = {Kind::nf4, 64}, kInt8 = {Kind::int8, 128};
 // One layer's memory: weight, factors, scratch.
 struct Layer {
   Layer(Ops& ops_, const FactorShape& s, const QuantFormat& format, double scale = 0.5)
-      : ops(ops_), shape(s), q_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
+      : ops(ops_),
+        shape(s),
+        q_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
         q2_memory(ops.alloc(format.bytes(s.out * s.in), "test")),
-        w(ops, DType::F32, s.out, s.in), w2(ops, DType::F32, s.out, s.in),
+        w(ops, DType::F32, s.out, s.in),
+        w2(ops, DType::F32, s.out, s.in),
         P(ops, DType::F32, Mat<double>(s.p_rows(), s.p_cols())),
         B(ops, DType::F32, Mat<double>(s.b_rows(), s.b_cols())),
-        b2(ops, DType::F32, s.b_rows(), s.b_cols()), b3(ops, DType::F32, s.b_rows(), s.b_cols()),
-        square(ops, DType::F32, s.rank, s.rank), q{q_memory.data(), format, s.out, s.in},
+        b2(ops, DType::F32, s.b_rows(), s.b_cols()),
+        b3(ops, DType::F32, s.b_rows(), s.b_cols()),
+        square(ops, DType::F32, s.rank, s.rank),
+        q{q_memory.data(), format, s.out, s.in},
         factors{s, P.out(), B.out(), scale},
-        scratch{w2.out(), b2.out(), b3.out(), square.out(), {q2_memory.data(), format, s.out, s.in}} {}
+        scratch{
+            w2.out(), b2.out(), b3.out(), square.out(), {q2_memory.data(), format, s.out, s.in}} {}
   // A random orthonormal basis: the singular directions of a Gaussian matrix.
   void new_basis(uint32_t seed) {
     Array g(ops, DType::F32, normal(shape.out, shape.in, seed));
@@ -194,8 +200,8 @@ TEST_F(Merge, RetentionTable) {
         at.B.out();
         at.B.set(scaled);
         const Rounder rounder{rows[f].rounding, PhiloxStream(seed, Purpose::rounding)};
-        const UpdateReport report = requantize(ops, at.q, at.w.out(), at.factors, rounder,
-                                               at.scratch);
+        const UpdateReport report =
+            requantize(ops, at.q, at.w.out(), at.factors, rounder, at.scratch);
         sum[f][i] += report.retained;
         squares[f][i] += report.retained * report.retained;
         EXPECT_NEAR(report.update_norm, size[i] / std::sqrt(1 + size[i] * size[i]), 0.02 * size[i]);
@@ -226,12 +232,10 @@ TEST_F(Merge, FiftyMergesOfNothing) {
       compensated(l, normal(96, 64, 6), 0);
       const std::vector<char> before = l.bytes();
       for (int i = 0; i < 50; i++) {
-        const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, rounder,
-                                               l.scratch);
+        const UpdateReport report = requantize(ops, l.q, l.w.out(), l.factors, rounder, l.scratch);
         EXPECT_EQ(report.update_norm, 0);
         l.new_basis(uint32_t(100 + i));
-        EXPECT_EQ(compensate(ops, l.q, l.w.in(), l.factors, 5, rounder, l.scratch),
-                  0);
+        EXPECT_EQ(compensate(ops, l.q, l.w.in(), l.factors, 5, rounder, l.scratch), 0);
         ASSERT_EQ(l.bytes(), before) << str(format) << i;
       }
       for (const double b : l.B.after().v) EXPECT_EQ(b, 0);
@@ -265,18 +269,16 @@ TEST_F(Merge, NothingThatIsNotFiniteReachesTheWeight) {
       const auto refused = [&](const Mat<double>& B, const Mat<double>& P, const char* what) {
         l.B.out(), l.B.set(B);
         l.P.out(), l.P.set(P);
-        expect_refused(l, what, [&] {
-          requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch);
-        });
+        expect_refused(l, what,
+                       [&] { requantize(ops, l.q, l.w.out(), l.factors, kNearest, l.scratch); });
       };
       const bool finite = std::isfinite(bad);
       refused(spoiled(b, bad), finite ? spoiled(p, bad) : p, finite ? "update" : "factor B");
       if (!finite) refused(b, spoiled(p, bad), "factor P");
       l.w.set(spoiled(normal(96, 64, 6), finite ? NAN : bad));
       l.P.set(p);
-      expect_refused(l, "rounding error", [&] {
-        compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch);
-      });
+      expect_refused(l, "rounding error",
+                     [&] { compensate(ops, l.q, l.w.in(), l.factors, 5, kNearest, l.scratch); });
     }
 }
 

@@ -33,7 +33,8 @@ Mat<double> orthonormal(int64_t rows, int64_t cols, uint32_t seed) {
 struct Gradient {
   Gradient(int64_t out, int64_t in, const std::vector<double>& values)
       : u(orthonormal(out, int64_t(values.size()), 1)),
-        v(orthonormal(in, int64_t(values.size()), 2)), g(out, in) {
+        v(orthonormal(in, int64_t(values.size()), 2)),
+        g(out, in) {
     for (int64_t i = 0; i < out; i++)
       for (int64_t j = 0; j < in; j++)
         for (size_t k = 0; k < values.size(); k++)

@@ -278,7 +278,8 @@ TEST(QuickstartTest, TrainsOnTheBibleAndKeepsWhatIsDone) {
        {"1130 documents", "59 documents", "at step 0\n", "at step 2\n", "In the beginning"})
     EXPECT_CONTAINS(first.output, part);  // 1189 chapters
   EXPECT_EQ(read_file(dir / "bible/out/loss.png").substr(1, 3), "PNG");
-  const std::string text = run("gzip -dc " + dir / "bible/text/train.json.gz 2>/dev/null | head -n 1").output;
+  const std::string text =
+      run("gzip -dc " + dir / "bible/text/train.json.gz 2>/dev/null | head -n 1").output;
   EXPECT_TRUE(get<std::string>(parse_json(text, "text"), "text", "text")
                   .starts_with(
                       "In the beginning God created the heaven and the earth.\nAnd the earth was"));
