@@ -53,7 +53,7 @@ int dry_run(Options o) {
               << " FLOP a step\n";
   if (training) print_method(std::cout, o, config);
   std::cout << device_line(o, choice);
-  if (model.low_rank()) print_tensors(std::cout, model.table(), model.parameter_type());
+  if (!o.method.full()) print_tensors(std::cout, o, model.table(), model.parameter_type());
   const bool host = o.device == "cpu";  // the table is the device's
   print_memory(std::cout, *ops, host ? program : 0,
                host && training ? local_sgd_bytes(o, model.table()) : 0);

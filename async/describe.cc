@@ -77,9 +77,10 @@ void print_method(std::ostream& out, const Options& o, const ModelConfig& config
       out << "notice      --steps " << o.steps << " is below twice --interval " << m.interval
           << ": the factors are never merged\n";
   }
-  if (m.rank > config.C)
-    out << "notice      --rank " << m.rank << " is above the width " << config.C
-        << ": each matrix takes at most its smaller side\n";
+  const int64_t least = std::min({config.C, config.NKV * config.HS, config.F});
+  if (m.rank > least)
+    out << "notice      --rank " << m.rank << " is above " << least
+        << ", the smaller side of some matrix: each takes at most its own\n";
   if (m.rank < config.C / 16)
     out << "warning     --rank " << m.rank << " is below 1/16 of the width " << config.C
         << ": expect slow learning\n";
@@ -108,13 +109,20 @@ void print_data(std::ostream& out, const Options& o, const ModelConfig& config, 
       << " tokens; a uniform guess has loss " << format("%.3f", std::log(double(config.V))) << "\n";
 }
 
-void print_tensors(std::ostream& out, const ParamTable& table, DType parameter_type) {
+void print_tensors(std::ostream& out, const Options& o, const ParamTable& table,
+                   DType parameter_type) {
+  const bool projects = o.method.method == "galore";
   out << "tensors     (of one layer)\n";
   for (const Param& p : table.params()) {
     if (p.role == Role::constant || (p.group > 1 && p.group + 1 < table.groups())) continue;
-    out << "  " << std::left << std::setw(46) << p.name << std::setw(16)
+    out << "  " << std::left << std::setw(48) << p.name << std::setw(16)
         << cat(p.rows(), " x ", p.cols()) << std::setw(10) << held_as(p, parameter_type)
-        << std::setw(8) << (p.trainable() ? "trained" : "frozen") << std::right << std::setw(12)
+        << std::setw(20)
+        << (!p.trainable() ? "frozen"
+            : projects && p.role == Role::matrix
+                ? cat("trained, rank ", std::min({o.method.rank, p.rows(), p.cols()}))
+                : "trained")
+        << std::right << std::setw(12)
         << format("%.3f", double(bytes_of(p, parameter_type)) / (1 << 20)) << " MiB\n";
   }
 }

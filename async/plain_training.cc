@@ -71,15 +71,20 @@ void PlainTraining::log(const StepResult& r) {
 }
 
 void PlainTraining::log(const MergeRecord& r) {
-  e_.record({{"kind", "merge"},
-             {"step", step()},
-             {"layer", r.layer},
-             {"gap", r.gap},
-             {"error", number(r.error)},
-             {"update_norm", number(r.update_norm)},
-             {"retained", number(r.retained)},
-             {"energy", number(r.energy)}});
-  if (!r.warning.empty()) e_.console->line(cat("warning: ", r.layer, ": ", r.warning));
+  Json record = {{"kind", "merge"},
+                 {"step", step()},
+                 {"layer", r.layer},
+                 {"gap", r.gap},
+                 {"error", number(r.error)},
+                 {"update_norm", number(r.update_norm)},
+                 {"retained", number(r.retained)},
+                 {"energy", number(r.energy)}};
+  if (r.sketch_energy) record["sketch_energy"] = number(*r.sketch_energy);
+  if (!r.warning.empty()) {
+    record["warning"] = r.warning;
+    e_.console->line(cat("warning: ", r.layer, ": ", r.warning));
+  }
+  e_.record(std::move(record));
 }
 
 void PlainTraining::add_state(Json& state) {

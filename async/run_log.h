@@ -1,4 +1,5 @@
-// The log of a run that a full disk does not end: records wait in memory and are written later.
+// The log of a run that a full disk, or another trouble with the file, does not end: records wait
+// in memory, some 200 bytes each, and are written later.
 #pragma once
 #include <vector>
 
@@ -15,7 +16,8 @@ class RunLog {
 
   /// Of a session's begin, when an error costs nothing: as JsonlLog's.
   void write(const Json& line) { log_.write(line); }
-  /// Never throws for want of space: the console shows a warning when records begin to wait.
+  /// Never throws for a file that cannot be written: the console shows a warning when records begin
+  /// to wait.
   void record(const Json& line);
   /// Of a session's end. Error if records still wait.
   void require_written() const;

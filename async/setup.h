@@ -69,7 +69,8 @@ Json shards_of(const Corpus& corpus);  ///< path and tokens of each, for the log
 void print_data(std::ostream& out, const Options& options, const ModelConfig& config,
                 const Corpus& train, const TrainLoader& loader, const EvalLoader* eval);
 /// Which tensors there are, how they are held, and which are trained; of the first layer only.
-void print_tensors(std::ostream& out, const ParamTable& table, DType parameter_type);
+void print_tensors(std::ostream& out, const Options& options, const ParamTable& table,
+                   DType parameter_type);
 /// `program`: program_bytes() and staging_bytes(); `server`: local_sgd_bytes().
 void print_memory(std::ostream& out, const Ops& ops, int64_t program, int64_t server);
 

@@ -38,11 +38,12 @@ class TrainingRun {
   void save(bool final);
   int finish(const std::string& reason, int exit_code);
   void save_the_end();  // unless it is saved, or nothing is left to resume from
+  void attempt(const std::function<void()>& what);
   void end_after(const Error& error);
-  double time() const {
-    return time_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
+  void record(Json line) {
+    line["time"] = time_before_ + std::chrono::duration<double>(Clock::now() - start_).count();
+    log_->record(line);
   }
-  void record(const Json& line) { log_->record(line); }
   int64_t step() const { return work_->step(); }
   bool done() const { return step() >= o_.steps; }
   /// Every so many steps, when their number is reached or passed, and at the end.
@@ -73,7 +74,6 @@ class TrainingRun {
   std::unique_ptr<RunLog> log_;
   int64_t attempted_ = 0;   // step of which an error would be
   bool evaluated_ = false;  // at this step
-  double loss_ = NAN;       // of the last evaluation
   TokenizerFiles tokenizer_files_;
   std::string last_saved_;  // by this session
   bool merged_ = false;     // the factors are gone: evaluate_merged()
@@ -136,11 +136,7 @@ void TrainingRun::prepare() {
 
 void TrainingRun::make_work() {
   const WorkEnvironment environment{o_, config_, peak_flops_,
-                                    [this](Json line) {
-                                      line["time"] = time();
-                                      record(line);
-                                    },
-                                    console_.get()};
+                                    [this](const Json& line) { record(line); }, console_.get()};
   if (o_.local.on())
     work_ = std::make_unique<LocalSgd>(environment,
                                        [this] { return open_corpus(o_.train_data, "training"); });
@@ -224,7 +220,7 @@ void TrainingRun::evaluate(const char* weights) {
   const std::optional<MeanLoss> mean = mean_loss(work_->model(), *eval_loader_, o_.batch_size,
                                                  config_.T, [] { return stop_signal() != 0; });
   if (!mean) return;  // a signal: the resumed run evaluates this step again
-  const double loss = loss_ = mean->loss;
+  const double loss = mean->loss;
   if (!std::isfinite(loss))
     fail_nonfinite("the validation loss is not finite; first in " +
                    work_->model().first_nonfinite());
@@ -233,8 +229,7 @@ void TrainingRun::evaluate(const char* weights) {
           {"loss", number(loss)},
           {"ppl", number(std::exp(loss))},
           {"tokens", mean->targets},
-          {"weights", weights},
-          {"time", time()}});
+          {"weights", weights}});
   console_->line(cat("eval ", step(), format("  loss %.4f  ppl %.2f", loss, std::exp(loss)),
                      o_.method.quantized() ? cat("  ", weights) : ""));
   evaluated_ = true;
@@ -243,8 +238,9 @@ void TrainingRun::evaluate(const char* weights) {
 // A signal came during the evaluation after the last save.
 bool TrainingRun::merged_evaluation_missing() const {
   const std::string log = o_.out + "/log.jsonl";
-  return o_.method.quantized() && JsonlLog::exists(log) &&
-         !JsonlLog::holds(log, "\"weights\":\"merged\"");
+  if (!o_.method.quantized() || !JsonlLog::exists(log)) return false;
+  const Json merged = JsonlLog::last(log, "eval", "weights", "merged");
+  return merged.is_null() || merged.value("step", int64_t(0)) != o_.steps;
 }
 
 // What a deployment in int8 or NF4 would be: the low-rank parts rounded into the weights. The run
@@ -253,12 +249,14 @@ void TrainingRun::evaluate_merged() {
   if (!o_.method.quantized() || !eval_loader_ || o_.eval_every == 0) return;
   merged_ = true;
   work_->model().merge_factors();
-  const double effective = loss_;
+  const Json effective = JsonlLog::last(log_->path(), "eval", "weights", "effective");
   evaluate("merged");
-  if (loss_ - effective > kMergeCosts)
-    console_->line(cat("warning: without its factors the model's loss is ",
-                       format("%.3f", loss_ - effective),
-                       " higher: the export has them merged, in ", "full precision"));
+  const Json merged = JsonlLog::last(log_->path(), "eval", "weights", "merged");
+  if (effective.is_null() || merged.is_null() || merged["step"] != step()) return;
+  const double rise = merged.value("loss", 0.0) - effective.value("loss", 0.0);
+  if (rise > kMergeCosts)
+    console_->line(cat("warning: with its factors rounded into the weights the model's loss is ",
+                       format("%.3f", rise), " higher; the export has them in full precision"));
 }
 
 // A save that fails in the middle of a run must not end it: the older checkpoint is intact, the
@@ -285,7 +283,7 @@ void TrainingRun::save(bool final) {
     return;
   }
   last_saved_ = path;
-  record({{"kind", "save"}, {"step", step()}, {"path", path}, {"time", time()}});
+  record({{"kind", "save"}, {"step", step()}, {"path", path}});
   try {
     prune_checkpoints(o_.out, o_.keep);
   } catch (const Error& e) {
@@ -295,10 +293,10 @@ void TrainingRun::save(bool final) {
 
 int TrainingRun::finish(const std::string& reason, int exit_code) {
   work_->end(log_->path());
-  record({{"kind", "memory"},
-          {"category", "measured peak"},
-          {"bytes", o_.device == "cuda" ? work_->peak_bytes() : peak_rss()}});
-  record({{"kind", "end"}, {"step", step()}, {"reason", reason}, {"time", time()}});
+  log_->record({{"kind", "memory"},
+                {"category", "measured peak"},
+                {"bytes", o_.device == "cuda" ? work_->peak_bytes() : peak_rss()}});
+  record({{"kind", "end"}, {"step", step()}, {"reason", reason}});
   log_->require_written();
   console_->line(cat(reason, "; log ", log_->path(),
                      last_saved_.empty() ? "" : "; checkpoint " + last_saved_));
@@ -310,16 +308,18 @@ void TrainingRun::save_the_end() {
   else if (!merged_ && last_saved_ != checkpoint_name(o_.out, step())) save(true);
 }
 
+// What must not hide the error that ends the run.
+void TrainingRun::attempt(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& e) {
+    console_->line(cat("warning: ", e.what()));
+  }
+}
+
 // An error from outside. Between two steps, such as a shard that turns out damaged, the state is
 // that of the last whole step and is saved. The error itself is reported by the caller.
 void TrainingRun::end_after(const Error& error) {
-  const auto attempt = [&](const auto& what) {
-    try {
-      what();
-    } catch (const Error& e) {
-      console_->line(cat("warning: ", e.what()));
-    }
-  };
   attempt([&] { save_the_end(); });
   attempt([&] {
     finish(cat(done() ? "done, but: " : "stopped: ", error.what()), int(error.exit_code));
@@ -378,7 +378,7 @@ int TrainingRun::run() {
       throw;
     }
     const std::string last = last_saved_.empty() ? checkpoint_ : last_saved_;
-    finish(cat("stopped: ", e.what()), 3);
+    attempt([&] { finish(cat("stopped: ", e.what()), 3); });
     throw Error(Exit::nonfinite, cat("step ", attempted_, ": ", e.what()),
                 (last.empty() ? "no checkpoint was written before it"
                               : "the last good checkpoint is " + last) +

@@ -122,11 +122,17 @@ void JsonlLog::write(const Json& record) {
   if (train) last_train_step_ = step;
 }
 
-bool JsonlLog::holds(const std::string& path, const std::string& text) {
+Json JsonlLog::last(const std::string& path, const std::string& kind, const std::string& key,
+                    const Json& value) {
   std::ifstream in(path);
-  for (std::string line; std::getline(in, line);)
-    if (line.find(text) != std::string::npos) return true;
-  return false;
+  Json found;
+  for (std::string line; std::getline(in, line);) {
+    const Json record = Json::parse(line, nullptr, false);
+    if (record.is_object() && record.value("kind", "") == kind && record.contains(key) &&
+        record[key] == value)
+      found = record;
+  }
+  return found;
 }
 
 double JsonlLog::time_at(const std::string& path, int64_t step) {

@@ -15,7 +15,9 @@ namespace loqal {
 class JsonlLog {
  public:
   static bool exists(const std::string& path);
-  static bool holds(const std::string& path, const std::string& text);  ///< in one of its lines
+  /// Of the log at `path`, the last record of `kind` that holds {key, value}; null without one.
+  static Json last(const std::string& path, const std::string& kind, const std::string& key,
+                   const Json& value);
   /// "time" of the last record up to step `step`, 0 without one. The wall clock of a resumed run
   /// goes on from here: it is no part of a checkpoint, whose bytes must not depend on it.
   static double time_at(const std::string& path, int64_t step);

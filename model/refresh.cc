@@ -21,7 +21,7 @@ int64_t direction_elements(const ParamTable& table) {
 
 Refresh::Refresh(Model& model, AdamW& optimizer, const RefreshConfig& config)
     : model_(model), ops_(model.ops()), optimizer_(optimizer), config_(config) {
-  if (config.kind == RefreshConfig::Kind::project && !model.table().plan().exact_gradient)
+  if (config.kind == RefreshConfig::Kind::project)
     directions_ = ops_.alloc(direction_elements(model.table()) * 4, "scratch");
 }
 
@@ -71,17 +71,36 @@ PhiloxStream Refresh::stream(Purpose purpose, int weight) const {
   return {config_.seed, purpose, 0, uint32_t(model_.table()[weight].id), uint64_t(step_)};
 }
 
-// Omega is the same for all micro-batches of the step.
-Tensor Refresh::directions(const LowRankParams& m, const Tensor& scratch) {
-  if (model_.table().plan().exact_gradient) return {};
+Tensor Refresh::omega(const LowRankParams& m) {
   const FactorShape& s = m.shape;
   const Tensor omega(directions_.as<float>(), s.m(), sketch_columns(s)),
       moment(omega.as<float>() + omega.numel(), s.b_rows(), s.b_cols());
   optimizer_.first_moment(moment, m.trained);
   fill_omega(ops_, s, omega, moment, stream(Purpose::subspace, m.weight));
-  const Tensor x(scratch.data, scratch.dtype, omega.rows, omega.cols);
-  ops_.copy(x, omega);
+  return omega;
+}
+
+// The same for all micro-batches of the step, and made for each: to keep those of all matrices
+// would take the memory of B once more.
+Tensor Refresh::directions(const LowRankParams& m, const Tensor& scratch) {
+  if (model_.table().plan().exact_gradient) return {};
+  const Tensor columns = omega(m), x(scratch.data, scratch.dtype, columns.rows, columns.cols);
+  ops_.copy(x, columns);
   return x;
+}
+
+double Refresh::sketch_energy(const LowRankParams& m, const Tensor& gradient,
+                              const MergeScratch& scratch) {
+  const FactorShape& s = m.shape;
+  const bool left = s.side() == Side::left;
+  const Tensor Y(scratch.w.as<float>(), s.n(), sketch_columns(s)),
+      P(scratch.x.as<float>(), s.p_rows(), s.p_cols()), held = scratch.b;
+  ops_.matmul(Y, gradient, omega(m), {.transpose_a = left});
+  ops_.fill(P, 0);
+  sketch_basis(ops_, s, P, Y, stream(Purpose::subspace, m.weight));
+  if (left) ops_.matmul(held, gradient, P, {.transpose_b = true});
+  else ops_.matmul(held, P, gradient, {.transpose_a = true});
+  return ops_.sum_squares(held) / ops_.sum_squares(gradient);
 }
 
 // w = W_eff and the weight = w rounded.
@@ -123,13 +142,15 @@ void Refresh::renew(const LowRankParams& m, float* grads) {
   // The new basis, s times orthonormal, and as it is held.
   ops_.axpby(space.old_p, float(1 / scale), space.old_p, 0);
   ops_.copy(space.new_p, space.old_p);
-  const Tensor gradient(table.gradient(m.trained, grads).as<float>(), s.n(), sketch_columns(s));
+  const Tensor sketch(table.gradient(m.trained, grads).as<float>(), s.n(), sketch_columns(s)),
+      gradient(sketch.as<float>(), s.out, s.in);  // which of them, the plan says
+  const bool exact = table.plan().exact_gradient;
   const PhiloxStream completion = stream(Purpose::subspace, m.weight);
-  const BasisReport basis =
-      table.plan().exact_gradient
-          ? svd_basis(ops_, s, space.new_p, Tensor(gradient.as<float>(), s.out, s.in), completion)
-          : sketch_basis(ops_, s, space.new_p, gradient, completion);
+  const BasisReport basis = exact ? svd_basis(ops_, s, space.new_p, gradient, completion)
+                                  : sketch_basis(ops_, s, space.new_p, sketch, completion);
   record.energy = basis.energy, record.warning = basis.warning;
+  if (exact && basis.warning.empty())
+    record.sketch_energy = sketch_energy(m, gradient, space.scratch);
   const bool renewed = gap_ > 0 && basis.warning.empty();  // else the moments are right as they are
   if (renewed && config_.moments != RefreshMoments::keep) {
     basis_change(ops_, s, space.rotation, space.new_p, space.old_p);

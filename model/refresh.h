@@ -7,7 +7,9 @@
 // what the model holds; P = s x the leading singular vectors of the gradient; B = what puts most of
 // the rounding error back. Adam's step count goes on.
 //
-// Decoupled weight decay acts on W in every step, never on B or P.
+// Decoupled weight decay acts on W in every step, never on B or P. A quantized weight's scales
+// decay and its codes stay; the next merge rounds codes beside such a scale anew, with a noise of
+// up to 2^-16 of a value (a merge of nothing still changes no byte).
 //
 // restart (ReLoRA, arXiv 2307.05695): after a scheduled step W = W_eff, U = 0, D random, Adam's
 // moments of both 0 (or kept).
@@ -16,6 +18,7 @@
 // layer's gradients are complete: with per-layer updates during the backward pass.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +44,9 @@ struct MergeRecord {
   double error = 0;        ///< |W_eff after - W_eff before| / |W_eff before|
   double update_norm = 0;  ///< |U D| before / |W_eff| before
   double retained = 1;     ///< <W after - W before, U D> / |U D|^2: how much of it the merge kept
-  double energy = 0;    ///< of the gradient, captured by the new basis; of its sketch, an estimate
+  double energy = 0;  ///< of the gradient, captured by the new basis; of its sketch, an estimate
+  /// With exact gradients: what a sketch of the same gradient would have held of it.
+  std::optional<double> sketch_energy = {};
   std::string warning;  ///< why the old basis stays, or ""
 };
 
@@ -69,6 +74,8 @@ class Refresh final : public Updater, public GradientProbe {
   void restart(int weight);
   void renew(const LowRankParams& m, float* grads);
   void decay(int weight);
+  Tensor omega(const LowRankParams& m);
+  double sketch_energy(const LowRankParams& m, const Tensor& gradient, const MergeScratch& scratch);
   UpdateReport merge(int weight, const RefreshSpace& space, const Factors& old);
   PhiloxStream stream(Purpose purpose, int weight) const;
 

@@ -165,7 +165,9 @@ int64_t subspace_host_bytes(const FactorShape& s, bool exact) {
     return rows * cols * 12 + 2 * rows * s.rank * 8 + 3 * gram * gram * 8;
   };
   const int64_t omega = s.m() * S * 12 + leading_of(s.m(), s.rank);
-  return std::max(omega, exact ? leading_of(s.n(), s.m()) : leading_of(s.n(), S));
+  // The transpose in place of a whole gradient is another copy in double.
+  const int64_t whole = leading_of(s.n(), s.m()) + (s.side() == Side::left ? s.n() * s.m() * 4 : 0);
+  return std::max(omega, exact ? whole : leading_of(s.n(), S));
 }
 
 BasisReport svd_basis(Ops& ops, const FactorShape& shape, const Tensor& P, const Tensor& G,

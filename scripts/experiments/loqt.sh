@@ -96,4 +96,4 @@ done
 for method in "${methods[@]}"; do # the step times of the table: nothing else should run now
   one "$dir/timing/$method" "$method" 1 "$(cat "$dir/rate_$method")" 60
 done
-scripts/experiments/loqt_table.py "$dir"
+scripts/experiments/loqt_table.py "$dir" --picture "$dir/loqt.png"

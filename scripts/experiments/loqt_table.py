@@ -5,8 +5,7 @@
 
 Final validation losses as mean over the seeds and half the width of their 95 % interval (Student's t), perplexity
 over that of the full method with the same seeds, weights and optimizer state from the log's memory records, median
-step time of the short runs in timing/, share of the time in refresh steps. Below it the energy that the sketch's bases hold over that of the exact
-decomposition's, median over the matrices, at the refresh nearest to 1,000 steps.
+step time of the short runs in timing/, share of the time in refresh steps.
 """
 import argparse
 import json
@@ -60,10 +59,22 @@ def half_width(values):
 
 
 def energies(run):
-    """Step and energies by matrix of the refresh nearest to step 1,000: of the sketch estimates, of the SVD exact."""
+    """Of the refresh nearest to step 1,000: step, median and least share, over the matrices, of the energy of the exact
+    basis that the sketch of the same gradient would have held."""
     records = run["merge"]
     nearest = min({m["step"] for m in records}, key=lambda step: abs(step - 1000))
-    return nearest, {m["layer"]: m["energy"] for m in records if m["step"] == nearest}
+    shares = [m["sketch_energy"] / m["energy"] for m in records if m["step"] == nearest]
+    return nearest, statistics.median(shares), min(shares)
+
+
+def apart(runs, method, other):
+    """Prints the differences of the final losses, seed by seed."""
+    differences = [last(runs[method][s], "effective") - last(runs[other][s], "effective")
+                   for s in sorted(runs[method].keys() & runs[other].keys())]
+    if differences:
+        width = half_width(differences)
+        print(f"\nloss of {NAMES[method]} - {NAMES[other]}: {', '.join(format(d, '+.4f') for d in differences)}; mean "
+              f"{mean(differences):+.4f}{'' if width is None else f' +- {width:.4f}'}")
 
 
 def main():
@@ -95,20 +106,13 @@ def main():
         print(f"| {name} | {rate} | {len(losses)} | {loss:.4f}{'' if width is None else f' +- {width:.4f}'} | "
               f"{math.exp(loss):.2f} | {format(math.exp(mean(common)), '.3f') if common else ''} | "
               f"{format(math.exp(mean(merged)), '.2f') if merged else ''} | {held(one):.1f} | {step} | {share:.1%} |")
-    apart = [last(runs["int8"][s], "effective") - last(runs["galore"][s], "effective")
-             for s in sorted(runs["int8"].keys() & runs["galore"].keys())]
-    if apart:
-        width = half_width(apart)
-        print(f"\nloss of LoQT int8 - GaLore, seed by seed: {', '.join(format(d, '+.4f') for d in apart)}; mean "
-              f"{mean(apart):+.4f}{'' if width is None else f' +- {width:.4f}'}")
-    for seed in sorted(runs["int8"].keys() & runs["svd"].keys()):
-        (step, sketch), (_, exact) = energies(runs["int8"][seed]), energies(runs["svd"][seed])
-        ratio = statistics.median(sketch[layer] / exact[layer] for layer in sketch)
-        apart = last(runs["int8"][seed], "effective") - last(runs["svd"][seed], "effective")
-        print(f"\nseed {seed}, step {step}: energy of the sketch's basis / of exact SVD's, each of its own "
-              f"run's gradient, median {ratio:.4f} "
-              f"(exact: {statistics.median(exact.values()):.4f} of the gradient's); loss with the sketch - with SVD "
-              f"{apart:+.4f}")
+    apart(runs, "int8", "full")
+    apart(runs, "int8", "galore")
+    apart(runs, "int8", "svd")
+    for seed, run in sorted(runs["svd"].items()):
+        step, middle, least = energies(run)
+        print(f"\nseed {seed}, step {step}: the sketch's basis would hold {middle:.4f} of the exact one's energy (median; "
+              f"the least: {least:.4f})")
     if args.picture:
         import matplotlib
         matplotlib.use("Agg")

@@ -132,6 +132,14 @@ TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
   EXPECT_EQ(records("out/log.jsonl", "eval").back()["loss"].get<double>(), loss);
   EXPECT_EQ(records("out/log.jsonl", "end").back()["reason"], "done");
   expect("--resume out", 0, {"the run is finished"});
+
+  // That of a run that was once shorter does not count.
+  expect("--resume out --steps 20", 0, {"merged"});
+  const std::string longer = slurp("out/log.jsonl");
+  put("out/log.jsonl", longer.substr(0, longer.rfind("{\"kind\":\"eval\"")));
+  expect("--resume out", 0, {"merged"});
+  EXPECT_EQ(records("out/log.jsonl", "eval").back()["step"], 20);
+  EXPECT_EQ(records("out/log.jsonl", "eval").back()["weights"], "merged");
 }
 
 // reports.md Q5: rounding away what the factors hold is said where it costs 1 % of perplexity or
@@ -153,9 +161,14 @@ TEST_F(Method, AMergeThatCostsQualityIsAWarning) {
     EXPECT_EQ(evals.back()["weights"], "merged");
     const double rise =
         evals.back()["loss"].get<double>() - evals[evals.size() - 2]["loss"].get<double>();
-    EXPECT_EQ(o.output.find("warning: without its factors") != std::string::npos, rise > 0.01)
-        << rise << "\n"
-        << o.output;
+    const auto warned = [](const Outcome& outcome) {
+      return outcome.output.find("warning: with its factors rounded") != std::string::npos;
+    };
+    EXPECT_EQ(warned(o), rise > 0.01) << rise << "\n" << o.output;
+    // Also where a resume makes the evaluation up.
+    const std::string log = out + "/log.jsonl", whole = slurp(log);
+    put(log, whole.substr(0, whole.rfind("{\"kind\":\"eval\"")));
+    EXPECT_EQ(warned(this->run("--resume " + out)), rise > 0.01);
     return rise;
   };
   EXPECT_LT(costs("1e-6 --quant int8", "small"), 0.01);
@@ -310,7 +323,10 @@ TEST_F(Method, DryRunTellsTensorsAndRefreshes) {
          {"rank 20", "0 100 201 302 403 505", "model.layers.0.mlp.down_proj.weight.P", "int8-128",
           "frozen", "trained", "below 1/16 of the width", "weights lr x s = 0.005"});
   expect("--dry-run --model llama-60M --method loqt --rank 600 --steps 1000", 0,
-         {"--rank 600 is above the width 512: each matrix takes at most its smaller side"});
+         {"--rank 600 is above 512, the smaller side of some matrix"});
+  expect("--dry-run --model llama-60M --kv-heads 2 --method galore --rank 200", 0,
+         {"--rank 200 is above 128, the smaller side of some matrix", "trained, rank 200",
+          "trained, rank 128"});
 }
 
 // Bar: weights and optimizer state in the unit of the paper's table, bytes / (2^20 1000).

@@ -12,7 +12,7 @@
 
 namespace loqal {
 
-constexpr int64_t kB = 4, kRank = 4;
+constexpr int64_t kB = 8, kRank = 4;
 constexpr double kRate = 1e-2, kScale = 0.4;
 
 struct Plan {

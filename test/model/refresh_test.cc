@@ -134,7 +134,14 @@ TEST(LoqtIdentities, MicroBatchesAreTheBatch) {
         parts(config, {.steps = {0, 3}, .exact = exact});
     for (int step = 0; step < 6; step++) {
       const double loss = whole.step(1);
-      EXPECT_NEAR(parts.step(4), loss, 2e-5 * loss) << step;
+      EXPECT_NEAR(parts.step(kB), loss, 2e-5 * loss) << step;
+    }
+    // What a sketch would have held is known where the gradient is: less than the best basis holds.
+    for (const MergeRecord& r : parts.refresh.take_records()) {
+      ASSERT_EQ(r.sketch_energy.has_value(), exact);
+      if (!exact) continue;
+      EXPECT_GT(*r.sketch_energy, 0.6 * r.energy) << r.layer;
+      EXPECT_LT(*r.sketch_energy, r.energy) << r.layer;
     }
     EXPECT_LE(relative(parts.effective(), whole.effective()), 1e-3);
   }
