@@ -117,12 +117,20 @@ def main():
         import matplotlib
         matplotlib.use("Agg")
         from matplotlib import pyplot
-        figure, axes = pyplot.subplots(figsize=(7, 4))
+        figure, (curves, ends) = pyplot.subplots(1, 2, figsize=(11, 4))
         for method, name in NAMES.items():
-            if runs[method]:
-                evals = [e for e in next(iter(runs[method].values()))["eval"] if e["weights"] == "effective"]
-                axes.plot([e["step"] for e in evals], [e["loss"] for e in evals], marker="o", label=name)
-        axes.set_xlabel("steps"), axes.set_ylabel("validation loss"), axes.legend(), axes.grid(alpha=0.3)
+            if not runs[method]:
+                continue
+            first = next(iter(runs[method].values()))
+            evals = [e for e in first["eval"] if e["weights"] == "effective" and e["step"] > 0]
+            curves.plot([e["step"] for e in evals], [e["loss"] for e in evals], marker="o", label=name)
+            ends.scatter([held(r) for r in runs[method].values()],
+                         [last(r, "effective") for r in runs[method].values()], label=name)
+        curves.set_title("first seed of each method"), curves.set_xlabel("steps")
+        ends.set_title("all seeds, after the last step"), ends.set_xlabel("weights and optimizer state, MiB")
+        for axes in (curves, ends):
+            axes.set_ylabel("validation loss, nats per token"), axes.grid(alpha=0.3)
+        curves.legend()
         figure.tight_layout()
         figure.savefig(args.picture, dpi=120)
 
