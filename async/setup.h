@@ -48,8 +48,7 @@ struct Parts {
   std::unique_ptr<Optimizer> optimizer;  // these: training only
   std::unique_ptr<Refresh> refresh;      // of loqt and relora
   std::unique_ptr<StepSink> sink;
-  std::unique_ptr<std::vector<MergeRecord>>
-      records;  // of GaLore's refreshes, until they are logged
+  std::unique_ptr<std::vector<MergeRecord>> records;  // GaLore's, until they are logged
 };
 Parts build_parts(Ops& ops, const ModelConfig& config, const Options& options, bool training);
 

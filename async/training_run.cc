@@ -32,7 +32,7 @@ class TrainingRun {
   void restore();
   void open_log();
   void announce();
-  void evaluate(const char* weights = "effective");
+  std::optional<double> evaluate(const char* weights = "effective");
   void evaluate_merged();
   bool merged_evaluation_missing() const;
   void save(bool final);
@@ -215,11 +215,11 @@ void TrainingRun::announce() {
   std::cout << std::flush;
 }
 
-// weights: what kind of them the model holds.
-void TrainingRun::evaluate(const char* weights) {
+// weights: what kind of them the model holds. Their loss; none after a signal.
+std::optional<double> TrainingRun::evaluate(const char* weights) {
   const std::optional<MeanLoss> mean = mean_loss(work_->model(), *eval_loader_, o_.batch_size,
                                                  config_.T, [] { return stop_signal() != 0; });
-  if (!mean) return;  // a signal: the resumed run evaluates this step again
+  if (!mean) return {};  // a signal: the resumed run evaluates this step again
   const double loss = mean->loss;
   if (!std::isfinite(loss))
     fail_nonfinite("the validation loss is not finite; first in " +
@@ -233,6 +233,7 @@ void TrainingRun::evaluate(const char* weights) {
   console_->line(cat("eval ", step(), format("  loss %.4f  ppl %.2f", loss, std::exp(loss)),
                      o_.method.quantized() ? cat("  ", weights) : ""));
   evaluated_ = true;
+  return loss;
 }
 
 // A signal came during the evaluation after the last save.
@@ -250,10 +251,9 @@ void TrainingRun::evaluate_merged() {
   merged_ = true;
   work_->model().merge_factors();
   const Json effective = JsonlLog::last(log_->path(), "eval", "weights", "effective");
-  evaluate("merged");
-  const Json merged = JsonlLog::last(log_->path(), "eval", "weights", "merged");
-  if (effective.is_null() || merged.is_null() || merged["step"] != step()) return;
-  const double rise = merged.value("loss", 0.0) - effective.value("loss", 0.0);
+  const std::optional<double> merged = evaluate("merged");
+  if (!merged || effective.is_null() || effective["step"] != step()) return;
+  const double rise = *merged - effective["loss"].get<double>();
   if (rise > kMergeCosts)
     console_->line(cat("warning: with its factors rounded into the weights the model's loss is ",
                        format("%.3f", rise), " higher; the export has them in full precision"));

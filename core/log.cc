@@ -127,6 +127,7 @@ Json JsonlLog::last(const std::string& path, const std::string& kind, const std:
   std::ifstream in(path);
   Json found;
   for (std::string line; std::getline(in, line);) {
+    if (line.find('"' + kind + '"') == std::string::npos) continue;  // most need no parsing
     const Json record = Json::parse(line, nullptr, false);
     if (record.is_object() && record.value("kind", "") == kind && record.contains(key) &&
         record[key] == value)

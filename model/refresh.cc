@@ -92,14 +92,12 @@ Tensor Refresh::directions(const LowRankParams& m, const Tensor& scratch) {
 double Refresh::sketch_energy(const LowRankParams& m, const Tensor& gradient,
                               const MergeScratch& scratch) {
   const FactorShape& s = m.shape;
-  const bool left = s.side() == Side::left;
   const Tensor Y(scratch.w.as<float>(), s.n(), sketch_columns(s)),
       P(scratch.x.as<float>(), s.p_rows(), s.p_cols()), held = scratch.b;
-  ops_.matmul(Y, gradient, omega(m), {.transpose_a = left});
+  sketch_gradient(ops_, s, Y, gradient, omega(m));
   ops_.fill(P, 0);
   sketch_basis(ops_, s, P, Y, stream(Purpose::subspace, m.weight));
-  if (left) ops_.matmul(held, gradient, P, {.transpose_b = true});
-  else ops_.matmul(held, P, gradient, {.transpose_a = true});
+  project_onto(ops_, s, held, P, gradient);
   return ops_.sum_squares(held) / ops_.sum_squares(gradient);
 }
 

@@ -8,8 +8,9 @@
 // the rounding error back. Adam's step count goes on.
 //
 // Decoupled weight decay acts on W in every step, never on B or P. A quantized weight's scales
-// decay and its codes stay; the next merge rounds codes beside such a scale anew, with a noise of
-// up to 2^-16 of a value (a merge of nothing still changes no byte).
+// decay, its codes stay. int8's own scales have 17 bits, so that they are found again; decayed ones
+// have 24, and the next merge of something, rounding stochastically, moves a code of 17 or more by
+// one step with a probability of up to 127 / 2^16 although nothing changed there.
 //
 // restart (ReLoRA, arXiv 2307.05695): after a scheduled step W = W_eff, U = 0, D random, Adam's
 // moments of both 0 (or kept).

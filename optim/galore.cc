@@ -77,8 +77,7 @@ void GaLore::project(int param, const Tensor& grad, const ParamRule& rule, doubl
   const auto due = std::lower_bound(refresh_steps_.begin(), refresh_steps_.end(), step_ - 1);
   if (due != refresh_steps_.end() && *due == step_ - 1)
     refresh(param, grad, due == refresh_steps_.begin() ? 0 : *due - due[-1]);
-  if (left(s)) ops_.matmul(R, grad, P, {.transpose_b = true});
-  else ops_.matmul(R, P, grad, {.transpose_a = true});
+  project_onto(ops_, s, R, P, grad);
   ParamRule of_direction = rule;
   of_direction.decays = false;
   of_direction.lr_factor *= config_.scale;
@@ -102,7 +101,7 @@ void GaLore::refresh(int param, const Tensor& grad, int64_t gap) {
         moment(projected_.as<float>(), s.b_rows(), s.b_cols());  // is done with before Y is made
     moments_.read(moment, {}, param);
     fill_omega(ops_, s, omega, moment, stream);
-    ops_.matmul(Y, grad, omega, {.transpose_a = left(s)});
+    sketch_gradient(ops_, s, Y, grad, omega);
     report = sketch_basis(ops_, s, basis(param), Y, stream);
   } else {
     report = svd_basis(ops_, s, basis(param), grad, stream);

@@ -16,12 +16,6 @@ void add_scaled(Ops& ops, const Tensor& w, const Factors& f, const Tensor& x) {
   else ops.matmul(w, f.P, x, {.accumulate = true});
 }
 
-// y (like B) = w projected onto the basis: w P^T or P^T w.
-void project(Ops& ops, const Tensor& y, const Factors& f, const Tensor& w) {
-  if (left(f)) ops.matmul(y, w, f.P, {.transpose_b = true});
-  else ops.matmul(y, f.P, w, {.transpose_a = true});
-}
-
 // d = w - dq(q).
 void subtract(Ops& ops, const Tensor& d, const Tensor& w, const QTensor& q) {
   ops.dequantize(d, q);
@@ -63,7 +57,7 @@ UpdateReport requantize(Ops& ops, const QTensor& q, const Tensor& w_ref, const F
   ops.quantize(q, w_ref, rounder.rounding, rounder.stream);
   // <dq(q) - W0, dW> = |dW|^2 - <w_ref - dq(q), dW>, and dW = s (P, B).
   subtract(ops, scratch.w, w_ref, q);
-  project(ops, scratch.b, old, scratch.w);
+  project_onto(ops, old.shape, scratch.b, old.P, scratch.w);
   report.retained = 1 - old.scale * ops.dot(scratch.b, old.B) / update;
   return report;
 }
@@ -85,7 +79,7 @@ double compensate(Ops& ops, const QTensor& q, const Tensor& w_ref, const Factors
   for (int i = 0; i < iterations; i++) {
     // d = w_ref - dq(Q) of the Q at hand, that of `kept` at first, then of `trial`; b = s B, x =
     // -b.
-    project(ops, x, fresh, d);
+    project_onto(ops, fresh.shape, x, fresh.P, d);
     if (left(fresh)) ops.matmul(b, x, inverse);
     else ops.matmul(b, inverse, x);
     ops.axpby(x, -1, b, 0);

@@ -210,6 +210,17 @@ void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const T
   upload(ops, omega, columns);
 }
 
+void sketch_gradient(Ops& ops, const FactorShape& shape, const Tensor& Y, const Tensor& G,
+                     const Tensor& omega) {
+  ops.matmul(Y, G, omega, {.transpose_a = shape.side() == Side::left});
+}
+
+void project_onto(Ops& ops, const FactorShape& shape, const Tensor& x, const Tensor& P,
+                  const Tensor& w) {
+  if (shape.side() == Side::left) ops.matmul(x, w, P, {.transpose_b = true});
+  else ops.matmul(x, P, w, {.transpose_a = true});
+}
+
 void basis_change(Ops& ops, const FactorShape& shape, const Tensor& rotation, const Tensor& P_new,
                   const Tensor& P_old) {
   if (shape.side() == Side::left) ops.matmul(rotation, P_new, P_old, {.transpose_b = true});

@@ -71,6 +71,15 @@ BasisReport sketch_basis(Ops& ops, const FactorShape& shape, const Tensor& P, co
 void fill_omega(Ops& ops, const FactorShape& shape, const Tensor& omega, const Tensor& moment,
                 const PhiloxStream& stream);
 
+/// Y F32 [n, S] = G^T Omega (left), G Omega (right): the sketch of a G F32 [out, in] that is at
+/// hand.
+void sketch_gradient(Ops& ops, const FactorShape& shape, const Tensor& Y, const Tensor& G,
+                     const Tensor& omega);
+
+/// x (F32, like B) = w P^T (left), P^T w (right), of w F32 [out, in]: its coordinates in the basis.
+void project_onto(Ops& ops, const FactorShape& shape, const Tensor& x, const Tensor& P,
+                  const Tensor& w);
+
 /// rotation F32 [R, R] = P_new P_old^T (left), P_new^T P_old (right): coordinates in the old basis
 /// to those in the new one. For AdamW::change_basis.
 void basis_change(Ops& ops, const FactorShape& shape, const Tensor& rotation, const Tensor& P_new,

@@ -13,6 +13,12 @@ class Method : public TrainCli {
  protected:
   const std::string loqt_ = tiny_ + data_ + " --method loqt --rank 4 --lr 1e-2 --interval 10";
   const std::string val_ = " --val-data data_000001.bin --eval-every 10";
+
+  /// Cuts the log before its last evaluation.
+  void forget_last_evaluation(const std::string& out) const {
+    const std::string log = out + "/log.jsonl", whole = slurp(log);
+    put(log, whole.substr(0, whole.rfind("{\"kind\":\"eval\"")));
+  }
 };
 
 // Bar: resume one step before, at, and after a refresh is byte-identical. With --interval 7 and
@@ -125,9 +131,8 @@ TEST_F(Method, ExportAndLastCheckpointHoldTheEffectiveWeights) {
 // once.
 TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
   expect(loqt_ + val_ + " --steps 10", 0);
-  const std::string whole = slurp("out/log.jsonl");
   const double loss = records("out/log.jsonl", "eval").back()["loss"].get<double>();
-  put("out/log.jsonl", whole.substr(0, whole.rfind("{\"kind\":\"eval\"")));
+  forget_last_evaluation("out");
   expect("--resume out", 0, {"merged"});
   EXPECT_EQ(records("out/log.jsonl", "eval").back()["loss"].get<double>(), loss);
   EXPECT_EQ(records("out/log.jsonl", "end").back()["reason"], "done");
@@ -135,8 +140,7 @@ TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
 
   // That of a run that was once shorter does not count.
   expect("--resume out --steps 20", 0, {"merged"});
-  const std::string longer = slurp("out/log.jsonl");
-  put("out/log.jsonl", longer.substr(0, longer.rfind("{\"kind\":\"eval\"")));
+  forget_last_evaluation("out");
   expect("--resume out", 0, {"merged"});
   EXPECT_EQ(records("out/log.jsonl", "eval").back()["step"], 20);
   EXPECT_EQ(records("out/log.jsonl", "eval").back()["weights"], "merged");
@@ -145,12 +149,7 @@ TEST_F(Method, AResumeMakesUpTheEvaluationOfTheRoundedWeights) {
 // reports.md Q5: rounding away what the factors hold is said where it costs 1 % of perplexity or
 // more. Data with something to learn: one token again and again.
 TEST_F(Method, AMergeThatCostsQualityIsAWarning) {
-  ShardHeader header;
-  header.vocab_size = kVocab;
-  ShardWriter writer(dir_ / "same", header, 1000);
-  writer.write(std::vector<int32_t>(1000, 7));
-  writer.finish();
-  writer.publish();
+  write_shards("same", std::vector<int32_t>(1000, 7), 1000, {.vocab_size = kVocab});
   const std::string run = tiny_ +
                           " --train-data same_000000.bin --val-data same_000000.bin"
                           " --method loqt --rank 4 --lr-dense 0 --warmup 1 --steps 30 --lr ";
@@ -166,8 +165,7 @@ TEST_F(Method, AMergeThatCostsQualityIsAWarning) {
     };
     EXPECT_EQ(warned(o), rise > 0.01) << rise << "\n" << o.output;
     // Also where a resume makes the evaluation up.
-    const std::string log = out + "/log.jsonl", whole = slurp(log);
-    put(log, whole.substr(0, whole.rfind("{\"kind\":\"eval\"")));
+    forget_last_evaluation(out);
     EXPECT_EQ(warned(this->run("--resume " + out)), rise > 0.01);
     return rise;
   };

@@ -42,6 +42,10 @@ class TrainCli : public testing::Test {
     for (int64_t i = 0; i < tokens; i++)
       ids.push_back(int32_t(random.bits(uint64_t(i)) % uint32_t(vocab)));
     header.vocab_size = vocab;
+    write_shards(prefix, ids, per_shard, header);
+  }
+  void write_shards(const std::string& prefix, const std::vector<int32_t>& ids, int64_t per_shard,
+                    const ShardHeader& header) {
     ShardWriter writer(dir_ / prefix, header, per_shard);
     writer.write(ids);
     writer.finish();

@@ -48,22 +48,7 @@ TEST_P(QuantizeCasesTest, EveryBlockIsWithinItsBound) {
 // spec/loqt.md, section 2, once more: NF4 of x (1 / absmax), and absmax less the mean of them all
 // in blocks of 256 with the signed dynamic map. All bytes.
 TEST_P(QuantizeCasesTest, Nf4WithItsSecondQuantization) {
-  const std::vector<double> grid = {-1,
-                                    -0.6961928009986877,
-                                    -0.5250730514526367,
-                                    -0.39491748809814453,
-                                    -0.28444138169288635,
-                                    -0.18477343022823334,
-                                    -0.09105003625154495,
-                                    0,
-                                    0.07958029955625534,
-                                    0.16093020141124725,
-                                    0.24611230194568634,
-                                    0.33791524171829224,
-                                    0.44070982933044434,
-                                    0.5626170039176941,
-                                    0.7229568362236023,
-                                    1};
+  const std::vector<double> grid(std::begin(kNf4Values), std::end(kNf4Values));
   const std::vector<double> map = dynamic_map(true);
   for (const auto& [rows, cols] : kShapes) {
     SCOPED_TRACE(cat(rows, "x", cols));

@@ -12,6 +12,23 @@ using Kind = QuantFormat::Kind;
 inline constexpr QuantFormat kInt8 = {Kind::int8, 128}, kNf4 = {Kind::nf4, 64};
 inline const std::vector<QuantFormat> kFormats = {
     {Kind::int8, 64}, {Kind::int8, 128}, {Kind::int8, 256}, {Kind::nf4, 64}};
+// spec/loqt.md, section 2.
+inline constexpr double kNf4Values[16] = {-1,
+                                          -0.6961928009986877,
+                                          -0.5250730514526367,
+                                          -0.39491748809814453,
+                                          -0.28444138169288635,
+                                          -0.18477343022823334,
+                                          -0.09105003625154495,
+                                          0,
+                                          0.07958029955625534,
+                                          0.16093020141124725,
+                                          0.24611230194568634,
+                                          0.33791524171829224,
+                                          0.44070982933044434,
+                                          0.5626170039176941,
+                                          0.7229568362236023,
+                                          1};
 inline const PhiloxStream kStream(3, Purpose::rounding, 0, 5, 7);
 
 // A quantized matrix between guard bytes.
